@@ -1,0 +1,1 @@
+"""What the job does, one verb a module. Imports point down; see tests/test_architecture.py."""

@@ -1,0 +1,1 @@
+"""One request in, one outcome out: the engines and how they are started and asked."""

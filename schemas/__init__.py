@@ -1,0 +1,1 @@
+"""Records that cross a disk, a process or a person. Nothing here acts."""
