@@ -1,0 +1,370 @@
+"""Regenerate the completions of a data set: prompts in, parquet out, resumed by the same command.
+
+usage: python -m jobs.regenerate RUN.yaml [--set key=value ...] [--dry-run]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tqdm import tqdm
+
+from jobs.status import as_json as status_as_json
+from jobs.status import duration, failed_lines
+from pipeline.errors import ConfigError, DriverLostError, EngineError, PipelineError
+from schemas.config import RunFile, read_run_file
+
+if TYPE_CHECKING:
+    from pipeline.cluster import Cluster
+    from pipeline.session import Prepared
+    from pipeline.storage import Folder
+    from schemas.manifest import Session
+    from schemas.progress import Progress, RunStatus
+
+DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
+_EXAMPLE_CHARACTERS = 240
+_PLAIN_PROGRESS_S = 10.0
+_RATE_WINDOW_S = 60.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 2 the user can fix it, 3 finished with error or failed rows."""
+    arguments = _parser().parse_args(argv)
+    try:
+        config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
+        if arguments.dry_run:
+            return _dry_run(config, as_json=arguments.json)
+        return _run(config, arguments)
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return USER_CAN_FIX
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.regenerate",
+        description="Regenerate the completions of a data set. The same command resumes.",
+    )
+    parser.add_argument("run_file", type=Path, help="the run file, YAML")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the run file, for example sampling.max_tokens=512",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read and check everything, count rows and prompt tokens, start nothing",
+    )
+    parser.add_argument(
+        "--accept-drift",
+        action="store_true",
+        help="go on although settings that alter rows, or the input, have changed",
+    )
+    parser.add_argument(
+        "--retry-errors", action="store_true", help="ask again for rows that ended as error rows"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    return parser
+
+
+def _with_absolute_paths(config: RunFile) -> RunFile:
+    """Workers run elsewhere, so that a relative path would mean another file to them."""
+    engine = config.engine
+    changes: dict[str, object] = {
+        "prompts": config.prompts.model_copy(update={"path": _absolute(config.prompts.path)}),
+        "output": config.output.model_copy(
+            update={"folder": str(Path(config.output.folder).absolute())}
+        ),
+        "engine": engine.model_copy(
+            update={
+                "model_file": engine.model_file and str(Path(engine.model_file).absolute()),
+                "python": engine.python and str(Path(engine.python).absolute()),
+            }
+        ),
+    }
+    if Path(config.model).is_dir():
+        changes["model"] = str(Path(config.model).absolute())
+    return config.model_copy(update=changes)
+
+
+def _absolute(path: str) -> str:
+    """A path that is there, or that cannot be a hub name, made absolute."""
+    looks_local = Path(path).suffix in (".parquet", ".pq", ".jsonl", ".ndjson", ".json")
+    return str(Path(path).absolute()) if looks_local or Path(path).exists() else path
+
+
+# -- the run
+
+
+def _run(config: RunFile, arguments: argparse.Namespace) -> int:
+    # Ray, datasets and openai take seconds to import; a mistake in the run file is told before.
+    from pipeline import driver_lock
+    from pipeline.engines.assembly import check_engine
+    from pipeline.session import prepare
+    from pipeline.storage import Folder
+
+    check_engine(config)
+    folder = Folder(Path(config.output.folder))
+    _make_folder(folder)
+    if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
+        _log(
+            "event=warning output.folder is relative, so it lies in the job's own copy of the code"
+        )
+    holder = driver_lock.this_process()
+    driver_lock.acquire(folder, holder, time.sleep)
+    try:
+        with _beating(folder, holder) as lost:
+            prepared = prepare(
+                config,
+                folder,
+                token=holder.token,
+                accept_drift=arguments.accept_drift,
+                retry_errors=arguments.retry_errors,
+                now_s=time.time(),
+                log=_log,
+            )
+            return _generate(folder, prepared, lost, as_json=arguments.json)
+    finally:
+        driver_lock.release(folder, holder)
+
+
+def _make_folder(folder: "Folder") -> None:
+    try:
+        folder.make()
+    except OSError as error:
+        raise ConfigError(f"output.folder: cannot create {folder.root}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
+    """Raise the lock's beat in the background; yields whether the folder was taken over."""
+    from pipeline import driver_lock
+
+    stop, lost = threading.Event(), threading.Event()
+
+    def beat_until_stopped() -> None:
+        current = holder
+        while not stop.wait(driver_lock.BEAT_INTERVAL_S):
+            try:
+                current = driver_lock.beat(folder, current)  # type: ignore[arg-type]
+            except DriverLostError:
+                lost.set()
+                return
+
+    thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
+    thread.start()
+    try:
+        yield lost.is_set
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _generate(
+    folder: "Folder", prepared: "Prepared", lost: Callable[[], bool], *, as_json: bool
+) -> int:
+    from pipeline.cluster import open_cluster
+
+    session, started_s = prepared.session, time.monotonic()
+    _log(
+        f"event=session rows={session.rows_total} done={session.rows_done} "
+        f"folder={prepared.plan.root}"
+    )
+    if session.rows_done == session.rows_total:
+        _log("event=nothing_to_do every row of the input is published")
+        return _finish(folder, session, wall_s=0.0, causes=[], as_json=as_json)
+    with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster:
+        caught = _caught_signals()
+        cluster.hire_all()
+        with _display(session.rows_total, session.rows_done) as show:
+            ending = _watch(cluster, caught, lost, show)
+        if ending == "stopped":
+            cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
+        final = cluster.close(ending)
+    if ending == "stopped":
+        rows_done = final.rows_done if final else session.rows_done
+        name = signal.Signals(caught[0]).name
+        _log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
+        _log("every finished row is published; the same command resumes")
+        return 128 + caught[0]
+    wall_s = time.monotonic() - started_s
+    return _finish(folder, session, wall_s=wall_s, causes=cluster.causes, as_json=as_json)
+
+
+def _watch(
+    cluster: "Cluster",
+    caught: list[int],
+    lost: Callable[[], bool],
+    show: Callable[["Progress", list[str]], None],
+) -> Literal["done", "stopped", "failed"]:
+    """Follow the run to its end. Raises DriverLostError, and EngineError when none ever ran."""
+    ever_ran = False
+    while True:
+        progress, events = cluster.poll()
+        show(progress, events)
+        ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
+        if progress.rows_done + progress.rows_failed == progress.rows_total:
+            return "done"
+        if caught:
+            return "stopped"
+        if lost():
+            raise DriverLostError("another driver has taken the output folder over; stopped")
+        if cluster.is_deserted and not ever_ran and not progress.completion_tokens:
+            raise EngineError("\n".join(f"no engine came up: {c}" for c in set(cluster.causes)))
+        if cluster.is_deserted:
+            return "failed"
+
+
+def _caught_signals() -> list[int]:
+    """Signals caught from here on, in order; Ray has its own handlers until then."""
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: caught.append(received))
+    return caught
+
+
+# -- what people see
+
+
+def _log(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _display(rows_total: int, rows_done: int) -> Iterator[Callable[["Progress", list[str]], None]]:
+    """A bar that counts published rows on a terminal, a plain line now and then elsewhere."""
+    rates: deque[tuple[float, int]] = deque()
+    if not sys.stderr.isatty():
+        told_s = [time.monotonic()]
+
+        def show_plain(progress: "Progress", events: list[str]) -> None:
+            for event in events:
+                _log(event)
+            now_s = time.monotonic()
+            _note_rate(rates, now_s, progress)
+            if now_s - told_s[0] >= _PLAIN_PROGRESS_S:
+                told_s[0] = now_s
+                _log(f"event=progress {_progress_text(progress, rates)}")
+
+        yield show_plain
+        return
+    with tqdm(total=rows_total, initial=rows_done, unit="row", smoothing=0.05) as bar:
+
+        def show_bar(progress: "Progress", events: list[str]) -> None:
+            for event in events:
+                bar.write(event, file=sys.stderr)
+            _note_rate(rates, time.monotonic(), progress)
+            bar.set_postfix_str(_progress_text(progress, rates), refresh=False)
+            bar.update(progress.rows_done - bar.n)
+            bar.refresh()
+
+        yield show_bar
+
+
+def _note_rate(rates: "deque[tuple[float, int]]", now_s: float, progress: "Progress") -> None:
+    rates.append((now_s, sum(worker.completion_tokens for worker in progress.workers)))
+    while rates[0][0] < now_s - _RATE_WINDOW_S:
+        rates.popleft()
+
+
+def _progress_text(progress: "Progress", rates: "deque[tuple[float, int]]") -> str:
+    (first_s, first_tokens), (last_s, last_tokens) = rates[0], rates[-1]
+    tokens_per_s = max(0, last_tokens - first_tokens) / max(last_s - first_s, 1e-3)
+    in_flight = sum(worker.in_flight for worker in progress.workers)
+    return (
+        f"rows={progress.rows_done}/{progress.rows_total} tokens_per_s={tokens_per_s:.0f} "
+        f"in_flight={in_flight} errors={progress.rows_error} failed={progress.rows_failed}"
+    )
+
+
+def _finish(
+    folder: "Folder", session: "Session", *, wall_s: float, causes: list[str], as_json: bool
+) -> int:
+    """Print the summary on stdout; the exit status tells whether every row has its completion."""
+    from pipeline.checkpoint import example_completion, read_manifest
+    from pipeline.status import run_status
+
+    status = run_status(folder, now_s=time.time())
+    generated = sum(part.completion_tokens for part in read_manifest(folder).session_parts)
+    tokens_per_s = generated / wall_s if wall_s else None
+    example = example_completion(folder)
+    unfinished = status.rows_total - status.rows_done - status.rows_failed
+    if as_json:
+        values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
+        values |= {"data": str(folder.path("data")), "causes": causes, "example": example}
+        print(json.dumps(values, indent=1, default=str))
+    else:
+        print(_summary(status, wall_s, tokens_per_s, str(folder.path("data"))))
+        print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
+        if unfinished:
+            print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
+            print(*(f"cause      {cause}" for cause in dict.fromkeys(causes)), sep="\n")
+        print(_example_text(example))
+    return WITH_ERRORS if status.rows_error or status.rows_failed or unfinished else DONE
+
+
+def _summary(status: "RunStatus", wall_s: float, tokens_per_s: float | None, data: str) -> str:
+    rate = f", {tokens_per_s:,.0f} tokens/s over {duration(wall_s)}" if tokens_per_s else ""
+    error_rows = f"{status.rows_error:,} of them error rows; {status.rows_failed:,} failed"
+    lines = [
+        f"rows       {status.rows_done:,} of {status.rows_total:,} done, {error_rows}",
+        f"tokens     {status.completion_tokens:,} generated{rate}",
+        f"data set   {data} ({status.num_parts:,} parts)",
+    ]
+    return "\n".join(lines)
+
+
+def _example_text(example: dict[str, object] | None) -> str:
+    if example is None:
+        return "example    no completion yet"
+    lines = [f"example    {example['row_id']}"]
+    for message in example["messages"]:  # type: ignore[attr-defined]
+        if message["reasoning_content"]:
+            lines.append(f"  thinking: {_cut(message['reasoning_content'])}")
+        lines.append(f"  {message['role']}: {_cut(message['content'])}")
+    return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _EXAMPLE_CHARACTERS else line[: _EXAMPLE_CHARACTERS - 3] + "..."
+
+
+# -- the dry run
+
+
+def _dry_run(config: RunFile, *, as_json: bool) -> int:
+    """Read and check everything, count rows and prompt tokens; start and write nothing."""
+    from pipeline.dry_run import dry_run
+    from pipeline.engines.assembly import check_engine
+    from pipeline.storage import Folder
+
+    check_engine(config)
+    found = dry_run(config, Folder(Path(config.output.folder)))
+    if as_json:
+        print(json.dumps(asdict(found), indent=1))
+        return DONE
+    print(f"prompts    {config.prompts.path}: column {found.column!r}, read as {found.shape}")
+    print(f"rows       {found.rows_total:,} to generate, {found.rows_done:,} of them done")
+    print(f"turns      {found.turns:,} assistant turns")
+    print(f"tokens     {found.prompt_tokens:,} in prompts ({found.token_method})")
+    for kind, (count, example) in found.problems.items():
+        print(f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

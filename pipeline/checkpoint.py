@@ -1,0 +1,418 @@
+"""Stage, publish, manifest, what is done.
+
+Invariant: a part is visible only when whole, and a row is visible in at most one part. Workers
+write finished rows to `staging/`; the coordinator alone moves a part to `data/` and then lists it
+with its row ids in `manifest.jsonl`. What is done is the set of row ids in published parts, never
+a count or a position. `data/` holds published parquet and nothing else, because readers glob.
+
+A part names itself and its run in its footer, so a crash between the move and the listing is
+mended from the file, and a copy, a stranger's file or a cut-off one is told apart and set aside
+under `quarantine/`, where nothing is ever deleted.
+"""
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import ResumeError
+from pipeline.storage import Folder
+from schemas.completion import COMPLETION_SCHEMA, Completion
+from schemas.manifest import (
+    FailedRow,
+    Part,
+    RunIdentity,
+    RunManifest,
+    RunRecord,
+    Session,
+    event_line,
+    manifest_from_lines,
+)
+
+DATA, STAGING, QUARANTINE, LOGS = "data", "staging", "quarantine", "logs"
+RUN_FILE, MANIFEST_FILE = "run.json", "manifest.jsonl"
+
+_FOOTER_KEY = b"regenerate.part"
+
+RowKey = str | tuple[str, int]
+"""A row id, with its sample index when that is not 0: a million bare strings cost half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What an output folder holds after it was put in order."""
+
+    parts: tuple[Part, ...]
+    reports: tuple[str, ...]
+    """One line for each thing that was not as a clean stop leaves it."""
+
+
+# -- a worker's side
+
+
+def stage_part(
+    folder: Folder,
+    name: str,
+    completions: Sequence[Completion],
+    *,
+    run_id: str,
+    carried_schema: pa.Schema,
+    worker_id: str,
+) -> Part:
+    """Write `completions` whole and synced to `staging/<name>`; nothing is visible yet."""
+    table = completion_table(completions, carried_schema)
+    summary = {
+        "run_id": run_id,
+        "name": name,
+        "worker_id": worker_id,
+        "num_errors": sum(row.status == "error" for row in completions),
+        "prompt_tokens": sum(row.prompt_tokens for row in completions),
+        "completion_tokens": sum(row.completion_tokens for row in completions),
+    }
+    data = _part_bytes(table, summary)
+    folder.write_whole(f"{STAGING}/{name}", data)
+    return _part_from(table, summary, len(data))
+
+
+def completion_table(completions: Sequence[Completion], carried_schema: pa.Schema) -> pa.Table:
+    """COMPLETION_SCHEMA and the carried columns, a row each."""
+    rows = [_flat(completion) for completion in completions]
+    columns = [
+        pa.array([row[column.name] for row in rows], type=column.type)
+        for column in COMPLETION_SCHEMA
+    ]
+    columns += [_carried_array(completions, column) for column in carried_schema]
+    return pa.table(columns, schema=pa.schema([*COMPLETION_SCHEMA, *carried_schema]))
+
+
+def _carried_array(completions: Sequence[Completion], column: pa.Field) -> pa.Array:
+    values = [completion.carried.get(column.name) for completion in completions]
+    if pa.types.is_string(column.type):
+        values = [_carried_text(value) for value in values]
+    try:
+        return pa.array(values, type=column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise ResumeError(
+            f"prompts.keep_columns: {column.name!r} holds values that are not {column.type}, "
+            f"the type that this run's earlier parts have: {error}"
+        ) from None
+
+
+def _carried_text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _flat(completion: Completion) -> dict[str, object]:
+    row = {field.name: getattr(completion, field.name) for field in dataclasses.fields(completion)}
+    row["messages"] = [dataclasses.asdict(message) for message in completion.messages]
+    row["turns"] = [dataclasses.asdict(turn) for turn in completion.turns]
+    row["sampling"] = dataclasses.asdict(completion.sampling)
+    row["started_at"] = datetime.fromtimestamp(completion.started_at_s, UTC)
+    row["finished_at"] = datetime.fromtimestamp(completion.finished_at_s, UTC)
+    return row
+
+
+# -- the coordinator's side
+
+
+def publish(folder: Folder, part: Part, *, now_s: float) -> Part:
+    """Move a staged part to `data/`, then list it. Its rows are done when this returns."""
+    folder.move(f"{STAGING}/{part.name}", f"{DATA}/{part.name}")
+    listed = dataclasses.replace(part, published_at_s=now_s)
+    folder.append_line(MANIFEST_FILE, event_line("part", listed))
+    return listed
+
+
+def discard(folder: Folder, part: Part) -> None:
+    """Drop a staged part that may not be published."""
+    folder.remove(f"{STAGING}/{part.name}")
+
+
+def list_failed(folder: Folder, row: FailedRow) -> None:
+    folder.append_line(MANIFEST_FILE, event_line("failed", row))
+
+
+def begin_session(folder: Folder, session: Session) -> None:
+    folder.append_line(MANIFEST_FILE, event_line("session", session))
+
+
+# -- the driver's side
+
+
+def read_manifest(folder: Folder) -> RunManifest:
+    return manifest_from_lines(folder.read_lines(MANIFEST_FILE))
+
+
+def read_run(folder: Folder) -> RunRecord | None:
+    """The folder's run; None for a fresh folder. Raises ResumeError when it cannot be read."""
+    if not folder.exists(RUN_FILE):
+        return None
+    try:
+        return RunRecord.from_json(folder.read(RUN_FILE).decode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{folder.path(RUN_FILE)}: not a run record of ours: {error}") from None
+
+
+def example_completion(folder: Folder) -> dict[str, object] | None:
+    """Row id and messages of one published completion, an `ok` one where there is any."""
+    for name in reversed(folder.names(DATA)):
+        with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+            table = file.read(columns=["row_id", "status", "messages"])
+        good = table.filter(pc.equal(table["status"], "ok"))
+        if good.num_rows:
+            return good.slice(0, 1).to_pylist()[0]  # type: ignore[no-any-return]
+    return None
+
+
+def write_run(folder: Folder, record: RunRecord) -> None:
+    for name in (DATA, STAGING, LOGS):
+        folder.make(name)
+    folder.write_whole(RUN_FILE, record.to_json().encode())
+
+
+def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bool) -> list[str]:
+    """The settings that differ from the folder's run, a line each.
+
+    Raises ResumeError with those lines unless `accept_drift`.
+    """
+    lines = [
+        f"{name}: the run in this folder has {ours!r}, the run file says {theirs!r}"
+        for name, ours, theirs in record.identity.differences(identity)
+    ]
+    if lines and not accept_drift:
+        raise ResumeError(
+            "\n".join(lines) + "\nrows of both settings would stand in one data set; use another "
+            "output.folder, or --accept-drift to go on"
+        )
+    return lines
+
+
+def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
+    """Put the folder in order after any crash, and tell what is done.
+
+    Whole parts in `staging/` are published, since their rows are finished. Whatever in `data/` is
+    not a whole part of this run is moved to `quarantine/` and reported.
+    """
+    folder.end_last_line(MANIFEST_FILE)
+    manifest = read_manifest(folder)
+    reports = [
+        f"{MANIFEST_FILE} line {number} cannot be read and is left out"
+        for number in manifest.unreadable_lines
+    ]
+    done: set[RowKey] = set()
+    parts: list[Part] = []
+    for part, report in _published_parts(folder, manifest, record, done, now_s):
+        parts += [part] if part else []
+        reports += [report] if report else []
+    for part, report in _staged_parts(folder, record, done, now_s):
+        parts += [part] if part else []
+        reports += [report] if report else []
+    return Recovery(parts=tuple(parts), reports=tuple(reports))
+
+
+def _published_parts(
+    folder: Folder,
+    manifest: RunManifest,
+    record: RunRecord,
+    done: set[RowKey],
+    now_s: float,
+) -> Iterator[tuple[Part | None, str | None]]:
+    present = folder.names(DATA)
+    for name in [name for name in manifest.parts if name not in present]:
+        rows = manifest.parts[name].num_rows
+        folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": name}))
+        yield None, f"{DATA}/{name} is listed but gone; its {rows} rows are done again"
+    # Listed parts first: of a part and its copy, the listed one stays.
+    for name in sorted(present, key=lambda name: (name not in manifest.parts, name)):
+        listed = manifest.parts.get(name)
+        is_as_listed = listed and listed.size_bytes == folder.size_bytes(f"{DATA}/{name}")
+        if listed and is_as_listed and _claim(listed, done):
+            yield listed, None
+            continue
+        found = _own_part(folder, f"{DATA}/{name}", record)
+        if isinstance(found, Part) and _claim(found, done):
+            adopted = dataclasses.replace(found, published_at_s=now_s)
+            folder.append_line(MANIFEST_FILE, event_line("part", adopted))
+            yield adopted, None if not listed else f"{DATA}/{name} was listed again from its rows"
+            continue
+        why = "holds rows that another part has" if isinstance(found, Part) else found
+        yield None, _quarantined(folder, f"{DATA}/{name}", why, listed)
+
+
+def _staged_parts(
+    folder: Folder, record: RunRecord, done: set[RowKey], now_s: float
+) -> Iterator[tuple[Part | None, str | None]]:
+    for name in folder.names(STAGING):
+        if name.endswith(".tmp"):
+            folder.remove(f"{STAGING}/{name}")
+            continue
+        found = _own_part(folder, f"{STAGING}/{name}", record)
+        if not isinstance(found, Part):
+            yield None, _quarantined(folder, f"{STAGING}/{name}", found, None)
+        elif _claim(found, done):
+            yield publish(folder, found, now_s=now_s), None
+        else:
+            # The same rows were published under a later lease.
+            discard(folder, found)
+
+
+def _claim(part: Part, done: set[RowKey]) -> bool:
+    pairs = zip(part.row_ids, part.sample_indexes, strict=True)
+    keys: set[RowKey] = {(row_id, sample) if sample else row_id for row_id, sample in pairs}
+    if len(keys) < part.num_rows or not done.isdisjoint(keys):
+        return False
+    done |= keys
+    return True
+
+
+def _own_part(folder: Folder, path: str, record: RunRecord) -> Part | str:
+    """The part in a file as its own footer and rows tell it, or why it is none of this run's."""
+    try:
+        with pq.ParquetFile(folder.path(path)) as file:
+            metadata = (file.schema_arrow.metadata or {}).get(_FOOTER_KEY)
+            if metadata is None:
+                return "is not a part of this run"
+            summary = json.loads(metadata)
+            table = file.read(columns=["row_id", "sample_index", "content_hash"])
+    except (pa.ArrowInvalid, pa.ArrowException, OSError, ValueError):
+        return "is cut off or no parquet file"
+    if summary["run_id"] != record.run_id:
+        return "belongs to another run"
+    if summary["name"] != path.rpartition("/")[2]:
+        return f"is a copy of {summary['name']}"
+    return _part_from(table, summary, folder.size_bytes(path))
+
+
+def _quarantined(folder: Folder, path: str, why: str, listed: Part | None) -> str:
+    name = path.rpartition("/")[2]
+    folder.make(QUARANTINE)
+    target, number = f"{QUARANTINE}/{name}", 1
+    while folder.exists(target):
+        target, number = f"{QUARANTINE}/{name}.{number}", number + 1
+    folder.move(path, target)
+    if listed:
+        folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": name}))
+    again = f"; its {listed.num_rows} rows are done again" if listed else ""
+    return f"{path} {why}; moved to {target}{again}"
+
+
+def take_back_errors(
+    folder: Folder, record: RunRecord, parts: Sequence[Part], *, now_s: float
+) -> tuple[Part, ...]:
+    """Rewrite parts without their error rows, so that those can be asked again.
+
+    Each part is replaced in one rename, so a row is never visible twice; a crash leaves every
+    part either as it was or without its error rows.
+    """
+    kept: list[Part] = []
+    for part in parts:
+        remaining = _without_errors(folder, record, part) if part.num_errors else part
+        if remaining is None:
+            folder.remove(f"{DATA}/{part.name}")
+            folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": part.name}))
+            continue
+        if remaining is not part:
+            remaining = publish(folder, remaining, now_s=now_s)
+        kept.append(remaining)
+    return tuple(kept)
+
+
+def _without_errors(folder: Folder, record: RunRecord, part: Part) -> Part | None:
+    with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
+        table = file.read()
+        summary = json.loads(file.schema_arrow.metadata[_FOOTER_KEY])
+    table = table.filter(pc.equal(table["status"], "ok"))
+    if not table.num_rows:
+        return None
+    summary |= {"num_errors": 0, "run_id": record.run_id}
+    summary |= {name: _turn_sum(table, name) for name in ("prompt_tokens", "completion_tokens")}
+    data = _part_bytes(table, summary)
+    folder.write_whole(f"{STAGING}/{part.name}", data)
+    return _part_from(table, summary, len(data))
+
+
+def _turn_sum(table: pa.Table, name: str) -> int:
+    turns = pc.list_flatten(table["turns"].combine_chunks())
+    return int(pc.sum(pc.struct_field(turns, name)).as_py() or 0)
+
+
+# -- what is done
+
+
+@dataclass(slots=True)
+class DoneRows:
+    """The published rows, held as Arrow columns: a million take tens of megabytes."""
+
+    row_ids: pa.Array
+    sample_indexes: pa.Array
+    content_hashes: pa.Array
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> "DoneRows":
+        return cls(
+            pa.array([row_id for part in parts for row_id in part.row_ids], pa.string()),
+            pa.array([s for part in parts for s in part.sample_indexes], pa.int32()),
+            pa.array([h for part in parts for h in part.content_hashes], pa.string()),
+        )
+
+    def mark(
+        self,
+        ids: Iterator[tuple[pa.Array, pa.Array]],
+        states: bytearray,
+        *,
+        samples: int,
+        done: int,
+    ) -> tuple[int, str | None]:
+        """Set `states[prompt_number * samples + sample_index] = done` for every published row.
+
+        `ids` are the input's row ids and content hashes in order. Returns how many rows were
+        marked, and the first row id whose published content is another than the input's.
+        """
+        marked, changed, start = 0, None, 0
+        by_sample = [self._of_sample(sample) for sample in range(samples)]
+        for row_ids, hashes in ids:
+            for sample, (published_ids, published_hashes) in enumerate(by_sample):
+                found = pc.index_in(row_ids, value_set=published_ids)
+                numbers = pc.indices_nonzero(pc.is_valid(found)).to_pylist()
+                for number in numbers:
+                    states[(start + number) * samples + sample] = done
+                marked += len(numbers)
+                same = pc.equal(pc.take(published_hashes, found), hashes)
+                other = pc.indices_nonzero(pc.invert(same.fill_null(True)))
+                if changed is None and len(other):
+                    changed = row_ids[other[0].as_py()].as_py()
+            start += len(row_ids)
+        return marked, changed
+
+    def _of_sample(self, sample: int) -> tuple[pa.Array, pa.Array]:
+        chosen = pc.equal(self.sample_indexes, pa.scalar(sample, pa.int32()))
+        return self.row_ids.filter(chosen), self.content_hashes.filter(chosen)
+
+
+# -- parquet
+
+
+def _part_bytes(table: pa.Table, summary: dict[str, object]) -> bytes:
+    metadata = {_FOOTER_KEY: json.dumps(summary).encode()}
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _part_from(table: pa.Table, summary: dict[str, object], size_bytes: int) -> Part:
+    counted = {key: value for key, value in summary.items() if key != "run_id"}
+    return Part(
+        size_bytes=size_bytes,
+        row_ids=tuple(table["row_id"].to_pylist()),
+        sample_indexes=tuple(table["sample_index"].to_pylist()),
+        content_hashes=tuple(table["content_hash"].to_pylist()),
+        **counted,  # type: ignore[arg-type]
+    )

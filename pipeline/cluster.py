@@ -1,0 +1,397 @@
+"""The coordinator and the workers as Ray actors, and the driver's hold on them. The door to Ray.
+
+Invariant: the coordinator alone publishes, and only while its driver holds the output folder. It
+owns no rows: what it knows is rebuilt from the folder at every start. A worker that ends, dies or
+falls silent gives its leases up; a worker whose process died is started again.
+"""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from pipeline import checkpoint, driver_lock
+from pipeline.engines.assembly import ServedEngine
+from pipeline.errors import EngineError
+from pipeline.intake import frozen_prompts, schema_from_text
+from pipeline.session import SessionPlan
+from pipeline.shards import Ledger
+from pipeline.status import LIVE_FILE
+from pipeline.storage import Folder
+from pipeline.worker import Worker, log_path
+from schemas.config import RunFile
+from schemas.manifest import FailedRow, Part
+from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
+from schemas.shard import LeaseKey
+
+_LIVE_INTERVAL_S = 2.0
+_POLL_S = 0.5
+_MOST_WORKER_CRASHES = 5
+_WAITING_AFTER_S = 30.0
+_LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
+# Leases and reports are all that Ray carries; its default takes a third of the memory.
+
+
+class Coordinator:
+    """Hands out leases and publishes parts. One method runs at a time."""
+
+    def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
+        work = plan.config.work
+        self._plan = plan
+        self._folder = Folder(plan.root)
+        self._ledger = Ledger(
+            row_states=bytearray(row_states),
+            shard_rows=work.shard_rows,
+            lease_ttl_s=work.lease_ttl_s,
+            max_shard_losses=work.max_shard_losses,
+        )
+        self._reports: dict[str, WorkerReport] = {}
+        self._asked_back: dict[str, int] = {}
+        self._taken_for_dead: set[str] = set()
+        self._events: list[str] = []
+        self._rows_error = plan.rows_error
+        self._completion_tokens = 0
+        self._last_publish_s: float | None = None
+        self._live_written_s = 0.0
+
+    # -- for workers
+
+    def lease(self, worker_id: str) -> LeaseReply:
+        lease = self._ledger.lease(worker_id, now_s=monotonic())
+        if lease is None and not self._ledger.is_over:
+            self._ask_back(worker_id)
+        return LeaseReply(lease=lease, is_over=self._ledger.is_over)
+
+    def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]:
+        """The rows that are stale: then nothing is published, and the rest is to come again."""
+        driver_lock.check_held(self._folder, self._plan.token)
+        if stale := self._ledger.stale_rows(rows):
+            checkpoint.discard(self._folder, part)
+            return stale
+        checkpoint.publish(self._folder, part, now_s=time())
+        self._ledger.mark_done(rows)
+        self._rows_error += part.num_errors
+        self._completion_tokens += part.completion_tokens
+        self._last_publish_s = time()
+        return set()
+
+    def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        if self._ledger.set_aside(key, row):
+            checkpoint.list_failed(self._folder, failed)
+
+    def give_back(self, key: LeaseKey, first_row: int) -> None:
+        self._ledger.give_back(key, first_row)
+
+    def engine_lost(self, worker_id: str, cause: str) -> None:
+        self._give_up(self._ledger.worker_lost(worker_id), cause)
+
+    def heartbeat(self, report: WorkerReport) -> Orders:
+        self._ledger.renew(report.worker_id, now_s=monotonic())
+        self._reports[report.worker_id] = report
+        if report.worker_id in self._taken_for_dead:
+            self._taken_for_dead.discard(report.worker_id)
+            return Orders(leases_are_lost=True)
+        return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
+
+    def log(self, line: str) -> None:
+        self._events.append(line)
+
+    # -- for the driver
+
+    def worker_ended(self, worker_id: str, cause: str | None) -> None:
+        """A worker ended by itself (`cause` None) or died; what it held is open again."""
+        if cause is None:
+            self._ledger.worker_left(worker_id)
+        else:
+            self._give_up(self._ledger.worker_lost(worker_id), cause)
+        self._reports.pop(worker_id, None)
+
+    def poll(self) -> tuple[Progress, list[str]]:
+        """How far it is, and the log lines since the last poll."""
+        for worker_id in self._ledger.silent_workers(now_s=monotonic()):
+            self._taken_for_dead.add(worker_id)
+            self.log(f"event=worker_silent worker={worker_id}")
+            self._give_up(self._ledger.worker_lost(worker_id), "its worker fell silent")
+        progress = self._progress("running")
+        if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
+            self._write_live(progress)
+        events, self._events = self._events, []
+        return progress, events
+
+    def close(self, state: Literal["done", "stopped", "failed"]) -> Progress:
+        """The final word in `live.json`."""
+        progress = self._progress(state)
+        self._write_live(progress)
+        return progress
+
+    # -- inside
+
+    def _ask_back(self, hungry: str) -> None:
+        """An idle worker takes over half of the rows that the fullest one has not started."""
+        spare = {
+            report.worker_id: report.not_started - self._asked_back.get(report.worker_id, 0)
+            for report in self._reports.values()
+            if report.worker_id != hungry and report.state == "running"
+        }
+        fullest = max(spare, key=lambda worker_id: spare[worker_id], default=None)
+        if fullest is not None and spare[fullest] > 0:
+            rows = math.ceil(spare[fullest] / 2)
+            self._asked_back[fullest] = self._asked_back.get(fullest, 0) + rows
+
+    def _give_up(self, rows: list[int], cause: str) -> None:
+        """List rows whose shard lost its worker too often."""
+        if not rows:
+            return
+        frozen = frozen_prompts(self._folder, self._plan.frozen_name)
+        assert frozen is not None
+        for row in rows:
+            number, sample_index = divmod(row, self._plan.config.samples_per_prompt)
+            failed = FailedRow(
+                row_id=frozen.prompt(number).row_id,
+                sample_index=sample_index,
+                cause=f"its engine or worker was lost too often, the last time by: {cause}",
+                attempts=self._plan.config.work.max_shard_losses,
+                failed_at_s=time(),
+            )
+            checkpoint.list_failed(self._folder, failed)
+
+    def _progress(self, state: Literal["running", "done", "stopped", "failed"]) -> Progress:
+        counts = self._ledger.counts()
+        return Progress(
+            session_id=self._plan.session_id,
+            updated_at_s=time(),
+            state=state,
+            rows_total=counts.rows_total,
+            rows_done=counts.rows_done,
+            rows_failed=counts.rows_failed,
+            rows_error=self._rows_error,
+            completion_tokens=self._completion_tokens,
+            last_publish_s=self._last_publish_s,
+            leases_lost=counts.leases_lost,
+            workers=tuple(self._reports.values()),
+        )
+
+    def _write_live(self, progress: Progress) -> None:
+        self._folder.write_whole(LIVE_FILE, progress.to_json().encode())
+        self._live_written_s = monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBook:
+    """The coordinator behind Ray, as the worker's LeaseBook."""
+
+    coordinator: Any
+
+    async def lease(self, worker_id: str) -> LeaseReply:
+        return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
+
+    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]:
+        return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
+
+    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        await self.coordinator.set_aside.remote(key, row, failed)
+
+    async def give_back(self, key: LeaseKey, first_row: int) -> None:
+        await self.coordinator.give_back.remote(key, first_row)
+
+    async def engine_lost(self, worker_id: str, cause: str) -> None:
+        await self.coordinator.engine_lost.remote(worker_id, cause)
+
+    async def heartbeat(self, report: WorkerReport) -> Orders:
+        return await self.coordinator.heartbeat.remote(report)  # type: ignore[no-any-return]
+
+
+class WorkerActor:
+    """One worker and its engine in a process of their own."""
+
+    def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        folder = Folder(plan.root)
+        frozen = frozen_prompts(folder, plan.frozen_name)
+        assert frozen is not None
+        self._worker = Worker(
+            worker_id=worker_id,
+            session_id=plan.session_id,
+            run_id=plan.run_id,
+            config=plan.config,
+            engine=ServedEngine(
+                config=plan.config,
+                worker_number=worker_number,
+                log_path=log_path(folder, worker_number),
+            ),
+            book=RemoteBook(book),
+            folder=folder,
+            frozen=frozen,
+            carried_schema=schema_from_text(plan.carried_schema),
+            log=lambda line: book.log.remote(line),
+        )
+
+    async def run(self) -> None:
+        await self._worker.run()
+
+    async def stop(self) -> None:
+        self._worker.stop()
+
+
+# -- the driver's side
+
+
+@dataclass(slots=True)
+class _Hired:
+    number: int
+    worker_id: str
+    actor: Any
+    running: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Cluster:
+    """The run's actors, as the driver holds them."""
+
+    plan: SessionPlan
+    coordinator: Any
+    hired: dict[int, _Hired] = field(default_factory=dict)
+    causes: list[str] = field(default_factory=list)
+    """Why engines were given up, one line each."""
+    _crashes: dict[int, int] = field(default_factory=dict)
+    _started_s: float = field(default_factory=monotonic)
+    _told_waiting: bool = False
+
+    def hire_all(self) -> None:
+        for number in range(self.plan.config.engine.num_workers):
+            self._hire(number)
+
+    def poll(self) -> tuple[Progress, list[str]]:
+        """Wait a moment, look after the workers, and tell how far the run is.
+
+        Raises DriverLostError when the folder was taken over, RayActorError when the coordinator
+        is gone, and whatever a worker raised by a fault of ours.
+        """
+        events = self._look_after_workers()
+        progress, lines = ray.get(self.coordinator.poll.remote())
+        return progress, [*lines, *events, *self._waiting(progress)]
+
+    @property
+    def is_deserted(self) -> bool:
+        return not self.hired
+
+    def drain(self, timeout_s: float) -> None:
+        """Have every worker flush and end its engine; wait no longer than `timeout_s`."""
+        for hired in self.hired.values():
+            hired.actor.stop.remote()
+        running = [hired.running for hired in self.hired.values()]
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=timeout_s)
+
+    def close(self, state: Literal["done", "stopped", "failed"]) -> Progress | None:
+        """Write the final word; None when the coordinator is gone."""
+        try:
+            return ray.get(self.coordinator.close.remote(state), timeout=10)  # type: ignore[no-any-return]
+        except (RayActorError, GetTimeoutError):
+            return None
+
+    def _hire(self, number: int) -> None:
+        crashes = self._crashes.get(number, 0)
+        worker_id = f"w{number}" if not crashes else f"w{number}r{crashes}"
+        engine = self.plan.config.engine
+        actor: Any = (
+            ray.remote(WorkerActor)
+            .options(num_cpus=engine.cpus, num_gpus=engine.gpus_per_worker, max_restarts=0)
+            .remote(self.plan, number, worker_id, self.coordinator)
+        )
+        self.hired[number] = _Hired(number, worker_id, actor, actor.run.remote())
+
+    def _look_after_workers(self) -> list[str]:
+        by_ref = {hired.running: hired for hired in self.hired.values()}
+        ended, _ = ray.wait(list(by_ref), timeout=_POLL_S) if by_ref else ([], [])
+        return [self._attend(by_ref[ref]) for ref in ended]
+
+    def _attend(self, hired: _Hired) -> str:
+        """One worker has ended: hear why, open its leases, and replace it if its process died."""
+        del self.hired[hired.number]
+        cause = None
+        try:
+            ray.get(hired.running)
+        except EngineError as error:
+            cause = _first_line(error)
+            self.causes.append(cause)
+        except RayActorError:
+            cause = "its process died"
+            crashes = self._crashes[hired.number] = self._crashes.get(hired.number, 0) + 1
+            if crashes <= _MOST_WORKER_CRASHES:
+                self._hire(hired.number)
+            else:
+                self.causes.append(f"worker {hired.number} died {crashes} times")
+        ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
+        return f"event=worker_ended worker={hired.worker_id} cause={cause or 'no work left'!r}"
+
+    def _waiting(self, progress: Progress) -> Iterator[str]:
+        """Tell once which workers Ray has found no place for."""
+        if self._told_waiting or monotonic() - self._started_s < _WAITING_AFTER_S:
+            return
+        self._told_waiting = True
+        known = {report.worker_id for report in progress.workers}
+        waiting = [h.worker_id for h in self.hired.values() if h.worker_id not in known]
+        if waiting:
+            engine = self.plan.config.engine
+            yield (
+                f"event=waiting_for_resources workers={','.join(waiting)} each_needs="
+                f"'{engine.cpus:g} CPU, {engine.gpus_per_worker} GPU' "
+                f"free='{_free_resources()}'"
+            )
+
+
+@contextlib.contextmanager
+def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
+    """Connect to Ray, or start one here, and put the coordinator up; all is ended on leaving."""
+    _connect(plan.config)
+    try:
+        coordinator: Any = (
+            ray.remote(Coordinator).options(num_cpus=0, max_restarts=0).remote(plan, row_states)
+        )
+        cluster = Cluster(plan=plan, coordinator=coordinator)
+        try:
+            yield cluster
+        finally:
+            for hired in cluster.hired.values():
+                ray.kill(hired.actor)
+            ray.kill(coordinator)
+    finally:
+        ray.shutdown()
+
+
+def _connect(config: RunFile) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        return
+    engine = config.engine
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, math.ceil(engine.cpus * engine.num_workers)),
+        include_dashboard=False,
+        object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _free_resources() -> str:
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
+
+
+def _first_line(error: EngineError) -> str:
+    # Ray shows the remote traceback in `str`; the error as it was raised is its cause.
+    original = getattr(error, "cause", None) or error
+    return str(original)

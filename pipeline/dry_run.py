@@ -1,0 +1,92 @@
+"""What a run would do: its input read and checked whole, and nothing started or written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline import checkpoint
+from pipeline.checkpoint import DoneRows
+from pipeline.engines.assembly import token_counter
+from pipeline.errors import ConfigError
+from pipeline.prompts import read_prompts
+from pipeline.session import run_identity
+from pipeline.shards import DONE
+from pipeline.storage import Folder
+from pipeline.worker import history
+from schemas.config import RunFile
+from schemas.prompt import Prompt
+
+_BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """Counts over the whole input."""
+
+    column: str
+    shape: str
+    rows_total: int
+    """Prompts times samples."""
+    rows_done: int
+    turns: int
+    prompt_tokens: int
+    """Of the first request of every row that can be asked."""
+    token_method: str
+    problems: dict[str, tuple[int, str]]
+    """Kind of problem → how many prompts have it, and one of them in words."""
+
+
+def dry_run(config: RunFile, folder: Folder) -> DryRun:
+    """Raises ConfigError for a bad input and ResumeError for a folder with another run."""
+    stream = read_prompts(config.prompts)
+    columns, record = stream.columns, checkpoint.read_run(folder)
+    done = DoneRows.of(())
+    if record is not None:
+        identity = run_identity(config, columns.column, columns.shape, columns.system_column)
+        checkpoint.check_identity(record, identity, accept_drift=False)
+        done = DoneRows.of(tuple(checkpoint.read_manifest(folder).parts.values()))
+    counter = token_counter(config)
+    problems: dict[str, tuple[int, str]] = {}
+    num_prompts = turns = prompt_tokens = rows_done = 0
+    for batch in _batches(stream.prompts):
+        rows_done += _num_done(batch, done, config.samples_per_prompt)
+        for prompt in batch:
+            num_prompts += 1
+            if prompt.problem is not None:
+                count, example = problems.get(prompt.problem.kind, (0, prompt.problem.text))
+                problems[prompt.problem.kind] = (count + 1, example)
+                continue
+            turns += prompt.num_turns
+            prompt_tokens += counter.count(history(prompt.messages, []))
+    if not num_prompts:
+        raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
+    samples = config.samples_per_prompt
+    return DryRun(
+        column=columns.column,
+        shape=columns.shape,
+        rows_total=num_prompts * samples,
+        rows_done=rows_done,
+        turns=turns * samples,
+        prompt_tokens=prompt_tokens * samples,
+        token_method=counter.method,
+        problems=problems,
+    )
+
+
+def _batches(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
+    batch: list[Prompt] = []
+    for prompt in prompts:
+        batch.append(prompt)
+        if len(batch) == _BATCH_ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _num_done(batch: list[Prompt], done: DoneRows, samples: int) -> int:
+    ids = pa.array([prompt.row_id for prompt in batch], pa.string())
+    hashes = pa.array([prompt.content_hash for prompt in batch], pa.string())
+    states = bytearray(len(batch) * samples)
+    return done.mark(iter([(ids, hashes)]), states, samples=samples, done=DONE)[0]

@@ -1,0 +1,126 @@
+"""How many tokens a conversation takes, by the model's own tokenizer where it is at hand.
+
+Nothing is downloaded: a GGUF file brings its tokenizer, a model folder or the local hub cache may
+hold `tokenizer.json`. Otherwise the count is an approximation and says so.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from schemas.prompt import Message
+
+_BYTES_PER_TOKEN = 4
+# assumed: English and CJK text both take 3.5 to 4.5 UTF-8 bytes a token with vocabularies of 50k
+# tokens and more.
+_TEMPLATE_TOKENS_PER_MESSAGE = 5
+# ChatML: <|im_start|>, role, line feed, and <|im_end|>, line feed behind the text.
+
+_CONTROL, _USER_DEFINED = 3, 4
+# llama.cpp's token types, include/llama.h.
+
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# The pre-tokenizer in tokenizer.json of the Qwen2 and Qwen3 repositories.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounter:
+    """Counts tokens of a conversation; `method` says how, for people."""
+
+    method: str
+    is_exact: bool
+    count_text: Callable[[str], int]
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """Tokens of the texts, and an assumed few a message for the chat template."""
+        texts = sum(self.count_text(message.content) for message in messages)
+        return texts + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
+
+
+def most_tokens(messages: Sequence[Message]) -> int:
+    """No byte-level vocabulary takes more tokens than this: a token is a byte at least."""
+    texts = sum(len(message.content.encode()) for message in messages)
+    return texts + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
+
+
+def gguf_token_counter(path: Path) -> TokenCounter:
+    """By the tokenizer in a GGUF file; an approximation where it is of a kind not known here."""
+    tokenizer = _gguf_tokenizer(path)
+    return _exact(tokenizer, path.name) if tokenizer else approximate_token_counter()
+
+
+def model_token_counter(model: str) -> TokenCounter:
+    """By `tokenizer.json` of a model folder or of the hub cache, else an approximation."""
+    local = Path(model) / "tokenizer.json"
+    cached = None
+    if not local.is_file() and model.count("/") == 1:
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+    found = local if local.is_file() else Path(cached) if isinstance(cached, str) else None
+    if found is None:
+        return approximate_token_counter()
+    return _exact(Tokenizer.from_file(str(found)), model)
+
+
+def approximate_token_counter() -> TokenCounter:
+    return TokenCounter(
+        method=f"approximated: {_BYTES_PER_TOKEN} UTF-8 bytes a token",
+        is_exact=False,
+        count_text=lambda text: -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN),
+    )
+
+
+def _exact(tokenizer: Tokenizer, name: str) -> TokenCounter:
+    return TokenCounter(
+        method=f"tokenizer of {name}",
+        is_exact=True,
+        count_text=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+    )
+
+
+def _gguf_tokenizer(path: Path) -> Tokenizer | None:
+    # Read here: the package takes half a second to import, and comes with the embedded engine.
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    kind, words = _content(fields, "model"), _word_splitter(str(_content(fields, "pre")))
+    if kind != "gpt2" or words is None:
+        return None
+    tokens, types = _content(fields, "tokens"), _content(fields, "token_type")
+    merges = [tuple(merge.split(" ", 1)) for merge in _content(fields, "merges")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    known = [(a, b) for a, b in merges if {a, b, a + b} <= vocabulary.keys()]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.ByteLevel()
+    whole = zip(tokens, types, strict=True)
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind == _CONTROL)
+            for token, kind in whole
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return tokenizer
+
+
+def _content(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any metadata value
+    return fields[f"tokenizer.ggml.{name}"].contents()
+
+
+def _word_splitter(name: str) -> pre_tokenizers.PreTokenizer | None:
+    """The pre-tokenizer that llama.cpp calls `name`, for the vocabularies used here."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if name == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name == "qwen2":
+        split = pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated")
+        return pre_tokenizers.Sequence([split, byte_level])
+    return None

@@ -1,0 +1,244 @@
+"""Put an output folder in order and decide what this session has to do. No Ray, no engine.
+
+Invariant: nothing is started before the folder's run and the run file agree, and no row is dropped
+from the data set because it is missing from the input: rows that were published stay.
+"""
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import checkpoint
+from pipeline.checkpoint import DoneRows
+from pipeline.errors import ConfigError, ResumeError
+from pipeline.intake import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
+from pipeline.prompts import PromptStream, input_fingerprint, read_prompts
+from pipeline.shards import DONE
+from pipeline.storage import Folder
+from schemas.config import RunFile
+from schemas.manifest import Part, RunIdentity, RunRecord, Session
+from schemas.prompt import Prompt
+
+_PROGRESS_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """All that the actors need to know, fixed when the driver has put the folder in order."""
+
+    root: Path
+    config: RunFile
+    run_id: str
+    session_id: str
+    token: str
+    """The driver's hold on the folder; publishing stops when the lock bears another."""
+    frozen_name: str
+    carried_schema: str
+    rows_error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What this session starts from."""
+
+    plan: SessionPlan
+    session: Session
+    row_states: bytearray
+
+
+def prepare(
+    config: RunFile,
+    folder: Folder,
+    *,
+    token: str,
+    accept_drift: bool,
+    retry_errors: bool,
+    now_s: float,
+    log: Callable[[str], None],
+) -> Prepared:
+    """Freeze the input, mend the folder, and mark what is done.
+
+    Raises ConfigError for the input and ResumeError for a folder that holds another run.
+    """
+    record = checkpoint.read_run(folder)
+    frozen = _frozen(config, folder, record, accept_drift, log)
+    if not frozen.num_rows:
+        raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
+    identity = run_identity(config, frozen.column, frozen.shape, frozen.system_column)
+    record = _agreed_record(
+        folder, record, identity, frozen, accept_drift=accept_drift, now_s=now_s, log=log
+    )
+    recovery = checkpoint.recover(folder, record, now_s=now_s)
+    for report in recovery.reports:
+        log(f"event=mended {report}")
+    parts = recovery.parts
+    if retry_errors:
+        parts = checkpoint.take_back_errors(folder, record, parts, now_s=now_s)
+    states, marked = _done_states(config, frozen, parts, accept_drift=accept_drift, log=log)
+    session = Session(
+        session_id=uuid.uuid4().hex[:8],
+        started_at_s=now_s,
+        rows_total=len(states),
+        rows_done=marked,
+        rows_error=sum(part.num_errors for part in parts),
+        rows_outside_input=sum(part.num_rows for part in parts) - marked,
+    )
+    checkpoint.begin_session(folder, session)
+    remove_other_sets(folder, frozen.name)
+    plan = SessionPlan(
+        root=folder.root,
+        config=config,
+        run_id=record.run_id,
+        session_id=session.session_id,
+        token=token,
+        frozen_name=frozen.name,
+        carried_schema=record.carried_schema,
+        rows_error=session.rows_error,
+    )
+    return Prepared(plan=plan, session=session, row_states=states)
+
+
+def run_identity(
+    config: RunFile, column: str, shape: str, system_column: str | None
+) -> RunIdentity:
+    """The settings that alter rows, in the run file's own names. Hardware and capacity do not."""
+    settings: dict[str, object] = {
+        "model": config.model,
+        "thinking": config.thinking,
+        "reasoning_in_history": config.reasoning_in_history,
+        "chat_template_kwargs": dict(config.chat_template_kwargs),
+        **{f"sampling.{key}": value for key, value in config.sampling.model_dump().items()},
+        "prompts.column": column,
+        "prompts.shape": shape,
+        "prompts.system_column": system_column,
+        "prompts.system_prompt": config.prompts.system_prompt,
+        "prompts.id_column": config.prompts.id_column,
+        "prompts.keep_columns": list(config.prompts.keep_columns),
+    }
+    if config.engine.kind == "embedded" and config.engine.model_file is not None:
+        settings["engine.model_file"] = Path(config.engine.model_file).name
+    return RunIdentity(settings=settings)
+
+
+# -- the input
+
+
+def _frozen(
+    config: RunFile,
+    folder: Folder,
+    record: RunRecord | None,
+    accept_drift: bool,
+    log: Callable[[str], None],
+) -> FrozenPrompts:
+    """The frozen prompts of this very input, read again only when it has changed."""
+    fingerprint = input_fingerprint(config.prompts)
+    name = fingerprint or uuid.uuid4().hex[:16]
+    standing = frozen_prompts(folder, name) if fingerprint else None
+    if standing is not None:
+        return standing
+    stream = read_prompts(config.prompts)
+    columns = (stream.columns.column, stream.columns.shape, stream.columns.system_column)
+    if record is not None:
+        # Before a million rows are read: the settings that are known to differ.
+        identity = run_identity(config, *columns)
+        checkpoint.check_identity(record, identity, accept_drift=accept_drift)
+    log(f"event=reading_prompts path={config.prompts.path} column={columns[0]}")
+    frozen = freeze(
+        folder,
+        name,
+        _told(stream.prompts, log),
+        columns=columns,
+        carried=config.prompts.keep_columns,
+        arrow_schema=stream.arrow_schema,
+    )
+    log(f"event=prompts_read rows={frozen.num_rows} bad_rows={frozen.num_problems}")
+    return frozen
+
+
+def _told(prompts: Iterable[Prompt], log: Callable[[str], None]) -> Iterator[Prompt]:
+    for number, prompt in enumerate(prompts, start=1):
+        if number % _PROGRESS_ROWS == 0:
+            log(f"event=reading_prompts rows={number}")
+        yield prompt
+
+
+def open_input(config: RunFile) -> PromptStream:
+    """The input without freezing it, for a dry run."""
+    return read_prompts(config.prompts)
+
+
+# -- the folder's run
+
+
+def _agreed_record(
+    folder: Folder,
+    record: RunRecord | None,
+    identity: RunIdentity,
+    frozen: FrozenPrompts,
+    *,
+    accept_drift: bool,
+    now_s: float,
+    log: Callable[[str], None],
+) -> RunRecord:
+    if record is None:
+        record = RunRecord(
+            run_id=uuid.uuid4().hex[:16],
+            created_at_s=now_s,
+            identity=identity,
+            carried_schema=frozen.carried_schema,
+        )
+        checkpoint.write_run(folder, record)
+        return record
+    drift = checkpoint.check_identity(record, identity, accept_drift=accept_drift)
+    if not drift:
+        return record
+    if any(line.startswith("prompts.keep_columns:") for line in drift):
+        raise ResumeError(
+            f"{drift[-1]}\nthe parts of one data set have the same columns, so --accept-drift "
+            "does not reach this key; use another output.folder"
+        )
+    for line in drift:
+        log(f"event=drift_accepted {line}")
+    record = dataclasses.replace(
+        record, identity=identity, accepted_drift=(*record.accepted_drift, *drift)
+    )
+    checkpoint.write_run(folder, record)
+    return record
+
+
+def _done_states(
+    config: RunFile,
+    frozen: FrozenPrompts,
+    parts: tuple[Part, ...],
+    *,
+    accept_drift: bool,
+    log: Callable[[str], None],
+) -> tuple[bytearray, int]:
+    """A state byte for each row of the input, and how many are done.
+
+    Raises ResumeError when the input is another than the one that was published from.
+    """
+    samples = config.samples_per_prompt
+    states = bytearray(frozen.num_rows * samples)
+    done = DoneRows.of(parts)
+    marked, changed = done.mark(frozen.ids(), states, samples=samples, done=DONE)
+    num_published = len(done.row_ids)
+    path = config.prompts.path
+    drift = None
+    if changed is not None:
+        drift = (
+            f"prompts.path: the prompt with id {changed!r} in {path} is not the one that was "
+            f"published under that id"
+        )
+    elif num_published and not marked:
+        drift = f"prompts.path: none of the {num_published} published rows has its id in {path}"
+    if drift and not accept_drift:
+        raise ResumeError(
+            f"{drift}; this is another input: use another output.folder, or --accept-drift to "
+            f"keep the published rows and go on"
+        )
+    if drift:
+        log(f"event=drift_accepted {drift}")
+    return states, marked

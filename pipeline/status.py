@@ -1,0 +1,74 @@
+"""How far a run is, from the files of its output folder alone."""
+
+from pipeline import checkpoint, driver_lock
+from pipeline.errors import ConfigError
+from pipeline.storage import Folder
+from schemas.manifest import Part, RunManifest
+from schemas.progress import Progress, RunState, RunStatus
+
+LIVE_FILE = "live.json"
+_RATE_WINDOW_S = 300.0
+
+
+def run_status(folder: Folder, *, now_s: float) -> RunStatus:
+    """Raises ConfigError for a folder that holds no run."""
+    if checkpoint.read_run(folder) is None:
+        raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
+    manifest = checkpoint.read_manifest(folder)
+    if not manifest.sessions:
+        raise ConfigError(f"{folder.root}: the run here has not begun: it has read no prompts yet")
+    session, parts = manifest.sessions[-1], list(manifest.parts.values())
+    rows_done = session.rows_done + sum(part.num_rows for part in manifest.session_parts)
+    live = _live(folder)
+    tokens_per_s, rows_per_s = _rates(manifest, now_s)
+    rows_open = session.rows_total - rows_done
+    return RunStatus(
+        folder=str(folder.root),
+        state=_state(folder, live, rows_open - len(manifest.failed)),
+        rows_total=session.rows_total,
+        rows_done=rows_done,
+        rows_error=sum(part.num_errors for part in parts),
+        rows_failed=len(manifest.failed),
+        rows_outside_input=session.rows_outside_input,
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        tokens_per_s=tokens_per_s,
+        eta_s=rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None),
+        last_publish_s=max((part.published_at_s for part in parts), default=None),
+        started_at_s=session.started_at_s,
+        num_parts=len(parts),
+        workers=live.workers if live and live.session_id == session.session_id else (),
+        failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
+    )
+
+
+def _live(folder: Folder) -> Progress | None:
+    if not folder.exists(LIVE_FILE):
+        return None
+    return Progress.from_json(folder.read(LIVE_FILE).decode())
+
+
+def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:
+    driven = driver_lock.is_driven(folder)
+    if driven:
+        return "running"
+    if not rows_open:
+        return "done"
+    if driven is None:
+        return "unknown"
+    return live.state if live and live.state != "running" else "interrupted"
+
+
+def _rates(manifest: RunManifest, now_s: float) -> tuple[float | None, float | None]:
+    """Tokens and rows a second over the window that ends with the last publication."""
+    parts: list[Part] = manifest.session_parts
+    if not parts:
+        return None, None
+    started_s = manifest.sessions[-1].started_at_s
+    until_s = max(part.published_at_s for part in parts)
+    if now_s - until_s > _RATE_WINDOW_S:
+        until_s = now_s
+    from_s = max(started_s, until_s - _RATE_WINDOW_S)
+    recent = [part for part in parts if part.published_at_s > from_s]
+    span_s = max(until_s - from_s, 1e-3)
+    tokens = sum(part.completion_tokens for part in recent)
+    return tokens / span_s, sum(part.num_rows for part in recent) / span_s

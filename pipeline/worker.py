@@ -1,0 +1,539 @@
+"""Keep one engine full. No Ray here: the lease book and the engine are seen through Protocols.
+
+Invariant: every leased row ends in exactly one completion (`stop`, `length` or `error`), or is
+written nowhere: absence means "do it again". The next lease is taken before the last one has
+drained, and a row that waits for its next try gives its place to another, so that
+`max_running_requests` are in flight whenever there is work.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic, time
+from typing import Protocol
+
+import pyarrow as pa
+
+from pipeline.checkpoint import stage_part
+from pipeline.errors import EngineError
+from pipeline.intake import FrozenPrompts
+from pipeline.storage import Folder
+from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
+from schemas.config import RunFile
+from schemas.manifest import FailedRow, Part
+from schemas.progress import LeaseReply, Orders, WorkerReport, WorkerState
+from schemas.prompt import Message, Problem, Prompt, Request, SamplingParams, with_own_seed
+from schemas.shard import Lease, LeaseKey
+
+_TICK_S = 0.25
+_BEAT_S = 1.0
+_IDLE_POLL_S = 0.5
+_MOST_UNFLUSHED_ROWS = 20_000
+_RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_FIRST_START_TRIES = 2
+
+
+class Engine(Protocol):
+    """One engine: a request in, exactly one outcome out."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def release(self) -> str | None: ...
+    @property
+    def max_running_requests(self) -> int: ...
+    @property
+    def context_length(self) -> int | None: ...
+    async def start(self) -> None: ...
+    async def generate(self, request: Request) -> Outcome: ...
+    async def is_alive(self) -> bool: ...
+    def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int: ...
+    async def stop(self) -> None: ...
+
+
+class LeaseBook(Protocol):
+    """The coordinator, as a worker sees it."""
+
+    async def lease(self, worker_id: str) -> LeaseReply: ...
+    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]: ...
+    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None: ...
+    async def give_back(self, key: LeaseKey, first_row: int) -> None: ...
+    async def engine_lost(self, worker_id: str, cause: str) -> None: ...
+    async def heartbeat(self, report: WorkerReport) -> Orders: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """One row on its way; what is regenerated so far stays with it over retries."""
+
+    key: LeaseKey
+    number: int
+    prompt: Prompt
+    sample_index: int
+    turns: list[Turn] = field(default_factory=list)
+    tries_of_turn: int = 0
+    interruptions: int = 0
+    started_at_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Takes leases, keeps the engine full, stages and publishes what is finished."""
+
+    worker_id: str
+    session_id: str
+    run_id: str
+    config: RunFile
+    engine: Engine
+    book: LeaseBook
+    folder: Folder
+    frozen: FrozenPrompts
+    carried_schema: pa.Schema
+    log: Callable[[str], None]
+    _queue: deque[_Row] = field(default_factory=deque)
+    _delayed: list[tuple[float, int, _Row]] = field(default_factory=list)
+    _running: dict[asyncio.Task[None], _Row] = field(default_factory=dict)
+    _finished: list[tuple[_Row, Completion]] = field(default_factory=list)
+    _something: asyncio.Event = field(default_factory=asyncio.Event)
+    _leasing: asyncio.Task[None] | None = None
+    _beating: asyncio.Task[None] | None = None
+    _flushing: asyncio.Task[None] | None = None
+    _state: WorkerState = "starting"
+    _draining: bool = False
+    _drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
+    _lost_cause: str | None = None
+    _fault: BaseException | None = None
+    _consecutive_failures: int = 0
+    _starts_without_a_row: int = 0
+    _restarts: int = 0
+    _requests: int = 0
+    _interruptions: int = 0
+    _completion_tokens: int = 0
+    _last_cause: str | None = None
+    _next_lease_s: float = 0.0
+    _last_flush_s: float = 0.0
+    _sequence: int = 0
+    _jitter: random.Random = field(default_factory=random.Random)
+
+    # -- the life of a worker
+
+    async def run(self) -> None:
+        """Work until there is none. Raises EngineError when the engine cannot be brought back."""
+        beats = asyncio.create_task(self._beat_forever())
+        try:
+            await self._start_engine(first=True)
+            self._last_flush_s = monotonic()
+            while not self._is_over and not self._draining:
+                await self._step(beats)
+        except EngineError:
+            self._state = "lost"
+            await self._give_all_back("the engine could not be started again")
+            raise
+        finally:
+            await self._wind_up(beats)
+
+    def stop(self) -> None:
+        """Drain: start nothing, flush what is finished, end the engine."""
+        self._draining = True
+        self._drain_asked.set()
+        self._something.set()
+
+    async def _step(self, beats: "asyncio.Task[None]") -> None:
+        self._something.clear()
+        self._wake_delayed()
+        self._fill()
+        self._lease_if_short()
+        self._flush_if_due()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._something.wait(), _TICK_S)
+        self._raise_background_errors(beats)
+        if self._lost_cause is not None:
+            await self._recover_engine(self._lost_cause)
+        self._state = "running" if self._running or self._queue else "idle"
+
+    async def _wind_up(self, beats: "asyncio.Task[None]") -> None:
+        await self._cancel_running()
+        for task in (self._leasing, beats):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*filter(None, (self._leasing, beats)), return_exceptions=True)
+        stopping = asyncio.create_task(self.engine.stop())
+        try:
+            if self._flushing is not None:
+                await self._flushing
+            await self._flush()
+        finally:
+            await stopping
+            if self._state != "lost":
+                self._state = "stopped"
+
+    def _raise_background_errors(self, beats: "asyncio.Task[None]") -> None:
+        if self._fault is not None:
+            raise self._fault
+        for task in (self._leasing, self._flushing, beats):
+            if task is not None and task.done() and not task.cancelled() and task.exception():
+                task.result()
+
+    # -- rows into the engine
+
+    @property
+    def _most_running(self) -> int:
+        return self.engine.max_running_requests
+
+    def _fill(self) -> None:
+        while self._queue and len(self._running) < self._most_running:
+            row = self._queue.popleft()
+            task = asyncio.create_task(self._advance(row))
+            self._running[task] = row
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A fault of our own in one row's course ends the worker, loudly.
+            self._fault = error
+        self._something.set()
+
+    async def _advance(self, row: _Row) -> None:
+        """Generate the row's open turns in order, until it ends or is interrupted."""
+        row.started_at_s = row.started_at_s or time()
+        while len(row.turns) < row.prompt.num_turns:
+            row.tries_of_turn += 1
+            self._requests += 1
+            outcome = await self.engine.generate(self._request(row))
+            match outcome:
+                case Turn():
+                    self._consecutive_failures = 0
+                    self._completion_tokens += outcome.completion_tokens or 0
+                    row.turns.append(outcome)
+                    row.tries_of_turn = 0
+                case Refusal():
+                    self._consecutive_failures = 0
+                    self._finish(row, Problem(kind=outcome.kind, text=outcome.text))
+                    return
+                case Interruption():
+                    await self._interrupted(row, outcome)
+                    return
+        self._starts_without_a_row = 0
+        self._finish(row, None)
+
+    def _request(self, row: _Row) -> Request:
+        turn_index = len(row.turns)
+        return Request(
+            row_id=row.prompt.row_id,
+            sample_index=row.sample_index,
+            turn_index=turn_index,
+            messages=history(
+                row.prompt.messages, row.turns, with_reasoning=self.config.reasoning_in_history
+            ),
+            sampling=with_own_seed(
+                sampling_params(self.config), row.prompt.row_id, row.sample_index, turn_index
+            ),
+        )
+
+    async def _interrupted(self, row: _Row, outcome: Interruption) -> None:
+        self._interruptions += 1
+        self._consecutive_failures += 1
+        self._last_cause = outcome.cause
+        if outcome.connection_failed and not await self.engine.is_alive():
+            self._lost_cause = self._lost_cause or outcome.cause
+            self._queue.appendleft(row)
+            return
+        if self._consecutive_failures >= self.config.engine.max_consecutive_failures:
+            self._lost_cause = (
+                f"{self._consecutive_failures} tries failed in a row, the last with: "
+                f"{outcome.cause}"
+            )
+        row.interruptions += 1
+        if row.tries_of_turn >= self.config.retry.max_attempts:
+            await self._set_aside(row, outcome.cause)
+            return
+        wait_s = self._backoff_s(row.tries_of_turn, outcome.retry_after_s)
+        self._sequence += 1
+        heapq.heappush(self._delayed, (monotonic() + wait_s, self._sequence, row))
+
+    def _backoff_s(self, tries: int, retry_after_s: float | None) -> float:
+        """Exponential, with half of it left to chance so that rows do not return together."""
+        retry = self.config.retry
+        backoff_s = min(retry.backoff_max_s, retry.backoff_initial_s * 2.0 ** (tries - 1))
+        asked_s = min(retry_after_s or 0.0, retry.retry_after_max_s)
+        return max(asked_s, backoff_s) * self._jitter.uniform(1.0 if asked_s else 0.5, 1.1)
+
+    def _wake_delayed(self) -> None:
+        while self._delayed and self._delayed[0][0] <= monotonic():
+            self._queue.appendleft(heapq.heappop(self._delayed)[2])
+
+    async def _set_aside(self, row: _Row, cause: str) -> None:
+        failed = FailedRow(
+            row_id=row.prompt.row_id,
+            sample_index=row.sample_index,
+            cause=cause,
+            attempts=row.tries_of_turn,
+            failed_at_s=time(),
+        )
+        await self.book.set_aside(row.key, row.number, failed)
+
+    def _finish(self, row: _Row, problem: Problem | None) -> None:
+        completion = self._completion(row, problem)
+        self._finished.append((row, completion))
+
+    def _completion(self, row: _Row, problem: Problem | None) -> Completion:
+        config = self.config
+        return Completion(
+            row_id=row.prompt.row_id,
+            sample_index=row.sample_index,
+            messages=conversation(row.prompt.messages, row.turns),
+            turns=tuple(row.turns),
+            status="ok" if problem is None else "error",
+            finish_reason=row.turns[-1].finish_reason if row.turns and problem is None else None,
+            error_kind=problem.kind if problem else None,
+            error_text=problem.text if problem else None,
+            model=config.model,
+            thinking=config.thinking,
+            engine=self.engine.name,
+            engine_release=self.engine.release,
+            sampling=with_own_seed(sampling_params(config), row.prompt.row_id, row.sample_index, 0),
+            attempt=row.interruptions + 1 if row.started_at_s else 0,
+            worker_id=self.worker_id,
+            content_hash=row.prompt.content_hash,
+            started_at_s=row.started_at_s or time(),
+            finished_at_s=time(),
+            carried=row.prompt.carried,
+        )
+
+    # -- leases
+
+    def _lease_if_short(self) -> None:
+        short = len(self._queue) < self._most_running
+        if not short or monotonic() < self._next_lease_s:
+            return
+        if self._leasing is None or self._leasing.done():
+            self._leasing = asyncio.create_task(self._lease())
+
+    async def _lease(self) -> None:
+        while len(self._queue) < self._most_running and not self._draining:
+            reply = await self.book.lease(self.worker_id)
+            if reply.lease is None:
+                self._is_over = reply.is_over
+                self._next_lease_s = monotonic() + _IDLE_POLL_S
+                break
+            rows = await asyncio.to_thread(self._rows_of, reply.lease)
+            for row, problem in rows:
+                if problem is None:
+                    self._queue.append(row)
+                else:
+                    self._finish(row, problem)
+            self._something.set()
+        self._something.set()
+
+    def _rows_of(self, lease: Lease) -> list[tuple[_Row, Problem | None]]:
+        """The lease's rows with their prompts; bad ones with what is wrong with them."""
+        rows: list[tuple[_Row, Problem | None]] = []
+        for number in lease.rows:
+            prompt_number, sample_index = divmod(number, self.config.samples_per_prompt)
+            prompt = self.frozen.prompt(prompt_number)
+            row = _Row(key=lease.key, number=number, prompt=prompt, sample_index=sample_index)
+            rows.append((row, prompt.problem or self._over_context(prompt)))
+        return rows
+
+    def _over_context(self, prompt: Prompt) -> Problem | None:
+        context = self.engine.context_length
+        if context is None:
+            return None
+        tokens = self.engine.prompt_tokens_at_least(history(prompt.messages, []))
+        if tokens < context:
+            return None
+        return Problem(
+            kind="over_context",
+            text=f"the prompt has at least {tokens} tokens; the engine's context is {context}",
+        )
+
+    async def _give_back_rows(self, num_rows: int) -> None:
+        """Return up to `num_rows` rows from the end of the queue that no engine was asked for."""
+        first: dict[LeaseKey, int] = {}
+        while num_rows > 0 and self._queue and not self._queue[-1].started_at_s:
+            row = self._queue.pop()
+            first[row.key] = row.number
+            num_rows -= 1
+        for key, row_number in first.items():
+            await self.book.give_back(key, row_number)
+
+    # -- heartbeats
+
+    async def _beat_forever(self) -> None:
+        while True:
+            orders = await self.book.heartbeat(self.report())
+            if orders.leases_are_lost and self._state != "restarting":
+                self.log(f"event=leases_lost worker={self.worker_id}")
+                self._forget_rows()
+            elif orders.give_back_rows:
+                await self._give_back_rows(orders.give_back_rows)
+            await asyncio.sleep(_BEAT_S)
+
+    def report(self) -> WorkerReport:
+        return WorkerReport(
+            worker_id=self.worker_id,
+            state=self._state,
+            engine=self.engine.name,
+            engine_release=self.engine.release,
+            in_flight=len(self._running),
+            not_started=sum(not row.started_at_s for row in self._queue),
+            backing_off=len(self._delayed),
+            unflushed=len(self._finished),
+            requests=self._requests,
+            interruptions=self._interruptions,
+            restarts=self._restarts,
+            completion_tokens=self._completion_tokens,
+            last_cause=self._last_cause,
+        )
+
+    # -- finished rows out
+
+    def _flush_if_due(self) -> None:
+        if not self._finished or (self._flushing is not None and not self._flushing.done()):
+            return
+        waited_s = monotonic() - self._last_flush_s
+        has_nothing_else = not (self._running or self._queue or self._delayed)
+        if (
+            waited_s >= self.config.output.flush_interval_s
+            or len(self._finished) >= _MOST_UNFLUSHED_ROWS
+            or has_nothing_else
+        ):
+            self._flushing = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        """Stage and publish what is finished; rows whose lease was lost meanwhile are dropped."""
+        self._last_flush_s = monotonic()
+        batch, self._finished = self._finished, []
+        while batch:
+            self._sequence += 1
+            name = f"part-{self.session_id}-{self.worker_id}-{self._sequence:06d}.parquet"
+            part = await asyncio.to_thread(
+                stage_part,
+                self.folder,
+                name,
+                [completion for _, completion in batch],
+                run_id=self.run_id,
+                carried_schema=self.carried_schema,
+                worker_id=self.worker_id,
+            )
+            stale = await self.book.publish(part, [(row.key, row.number) for row, _ in batch])
+            if not stale:
+                return
+            self.log(f"event=stale_rows worker={self.worker_id} rows={len(stale)}")
+            batch = [pair for pair in batch if pair[0].number not in stale]
+
+    # -- when the engine is lost
+
+    async def _recover_engine(self, cause: str) -> None:
+        """Publish what is finished, give the rest back to be done elsewhere, start again."""
+        self.log(f"event=engine_lost worker={self.worker_id} cause={cause!r}")
+        self._state = "restarting"
+        await self._give_all_back(cause)
+        self._lost_cause, self._consecutive_failures = None, 0
+        self._restarts += 1
+        await self._start_engine(first=False)
+
+    async def _give_all_back(self, cause: str) -> None:
+        await self._cancel_running()
+        if self._leasing is not None:
+            await asyncio.gather(self._leasing, return_exceptions=True)
+        if self._flushing is not None:
+            await self._flushing
+        await self._flush()
+        self._forget_rows()
+        await self.book.engine_lost(self.worker_id, cause)
+
+    def _forget_rows(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+        self._queue.clear()
+        self._delayed.clear()
+        self._finished.clear()
+
+    async def _cancel_running(self) -> None:
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_engine(self, *, first: bool) -> None:
+        """Start the engine, again if it fails, within the budget that its kind has."""
+        since_s, tries = monotonic(), 0
+        while not self._draining:
+            backoff = _RESTART_BACKOFF_S[min(max(tries, self._starts_without_a_row), 5)]
+            await self._pause(backoff)
+            tries += 1
+            try:
+                await self.engine.start()
+            except EngineError as error:
+                self._last_cause = str(error)
+                self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
+                if self._is_given_up(first=first, tries=tries, lost_s=monotonic() - since_s):
+                    raise
+                continue
+            self._count_start()
+            self._state = "idle"
+            return
+
+    def _count_start(self) -> None:
+        """Raises EngineError for an engine that comes up time and again and finishes nothing."""
+        self._starts_without_a_row += 1
+        if self._starts_without_a_row > self.config.engine.max_restarts + 1:
+            raise EngineError(
+                f"the engine was started {self._starts_without_a_row} times and finished no row; "
+                f"the last failure was: {self._last_cause}"
+            )
+        self.log(
+            f"event=engine_ready worker={self.worker_id} engine={self.engine.name} "
+            f"release={self.engine.release or 'unknown'!r}"
+        )
+
+    def _is_given_up(self, *, first: bool, tries: int, lost_s: float) -> bool:
+        engine = self.config.engine
+        if engine.kind == "endpoint":
+            return first or lost_s > engine.lost_after_s
+        return tries >= (_FIRST_START_TRIES if first else engine.max_restarts)
+
+    async def _pause(self, wait_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drain_asked.wait(), wait_s)
+
+
+# -- conversations
+
+
+def sampling_params(config: RunFile) -> SamplingParams:
+    return SamplingParams(**config.sampling.model_dump())
+
+
+def history(
+    messages: Sequence[Message], turns: Sequence[Turn], *, with_reasoning: bool = False
+) -> tuple[Message, ...]:
+    """What is asked next: all up to the first open place, with the turns so far filled in."""
+    asked: list[Message] = []
+    generated = iter(turns)
+    for message in messages:
+        if message.role == "assistant":
+            turn = next(generated, None)
+            if turn is None:
+                break
+            reasoning = turn.reasoning_text if with_reasoning else None
+            message = replace(message, content=turn.answer_text, reasoning_content=reasoning)
+        asked.append(message)
+    return tuple(asked)
+
+
+def conversation(messages: Sequence[Message], turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """The regenerated conversation, with every turn's reasoning; open places are left out."""
+    return history(messages, turns, with_reasoning=True)
+
+
+def log_path(folder: Folder, worker_number: int) -> Path:
+    return folder.path(f"logs/engine-{worker_number}.log")

@@ -1,0 +1,150 @@
+"""Completion, FinishReason, COMPLETION_SCHEMA; the three outcomes of a request.
+
+The parquet schema is written out by hand, because readers depend on it; a test keeps it equal to
+`Completion`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from schemas.prompt import Message, SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One regenerated assistant turn."""
+
+    reasoning_text: str | None
+    answer_text: str
+    finish_reason: FinishReason
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    reasoning_tokens: int | None
+    prompt_token_ids: tuple[int, ...] | None
+    completion_token_ids: tuple[int, ...] | None
+    generation_boundary: int | None
+    """Where the completion begins in prompt ids followed by completion ids; masks the loss."""
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The row's own fault: asking again would be refused again."""
+
+    kind: Literal["refused_by_engine", "unusable_finish"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Not the row's fault: nothing is known about the row, and it is asked again."""
+
+    cause: str
+    retry_after_s: float | None = None
+    """What the server asked for, in seconds."""
+    connection_failed: bool = False
+    """No HTTP answer came, so the engine itself may be gone."""
+
+
+Outcome = Turn | Refusal | Interruption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One row of the output: a prompt's regenerated conversation, or why there is none."""
+
+    row_id: str
+    sample_index: int
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    status: Literal["ok", "error"]
+    finish_reason: FinishReason | None
+    error_kind: str | None
+    error_text: str | None
+    model: str
+    thinking: bool
+    engine: str
+    engine_release: str | None
+    sampling: SamplingParams
+    attempt: int
+    """Tries that the row took, 1 when the first one went through; 0 when no engine was asked."""
+    worker_id: str
+    content_hash: str
+    started_at_s: float
+    finished_at_s: float
+    carried: dict[str, object]
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(turn.completion_tokens or 0 for turn in self.turns)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(turn.prompt_tokens or 0 for turn in self.turns)
+
+
+_MESSAGE = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("reasoning_content", pa.string()),
+    ]
+)
+
+_TURN = pa.struct(
+    [
+        pa.field("reasoning_text", pa.string()),
+        pa.field("answer_text", pa.string(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("reasoning_tokens", pa.int32()),
+        pa.field("prompt_token_ids", pa.list_(pa.int32())),
+        pa.field("completion_token_ids", pa.list_(pa.int32())),
+        pa.field("generation_boundary", pa.int32()),
+        pa.field("duration_s", pa.float64(), nullable=False),
+    ]
+)
+
+_SAMPLING = pa.struct(
+    [
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("top_p", pa.float64(), nullable=False),
+        pa.field("top_k", pa.int32()),
+        pa.field("min_p", pa.float64()),
+        pa.field("presence_penalty", pa.float64()),
+        pa.field("repetition_penalty", pa.float64()),
+        pa.field("max_tokens", pa.int32(), nullable=False),
+        pa.field("seed", pa.int64()),
+    ]
+)
+
+_TIME = pa.timestamp("ms", tz="UTC")
+
+COMPLETION_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("messages", pa.list_(_MESSAGE), nullable=False),
+        pa.field("turns", pa.list_(_TURN), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("finish_reason", pa.string()),
+        pa.field("error_kind", pa.string()),
+        pa.field("error_text", pa.string()),
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("thinking", pa.bool_(), nullable=False),
+        pa.field("engine", pa.string(), nullable=False),
+        pa.field("engine_release", pa.string()),
+        pa.field("sampling", _SAMPLING, nullable=False),
+        pa.field("attempt", pa.int32(), nullable=False),
+        pa.field("worker_id", pa.string(), nullable=False),
+        pa.field("content_hash", pa.string(), nullable=False),
+        pa.field("started_at", _TIME, nullable=False),
+        pa.field("finished_at", _TIME, nullable=False),
+    ]
+)
+"""Carried columns follow these, under their own names and types."""

@@ -1,0 +1,295 @@
+"""What the user asks for: the run file, read safely and validated.
+
+Every key is known, typed and bounded here; an unknown key is refused. The models are frozen: a
+run file is resolved once and then only read. This module knows nothing of what is done with it.
+"""
+
+import difflib
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from pipeline.errors import ConfigError
+
+EngineKind = Literal["embedded", "endpoint", "sglang"]
+PromptShape = Literal["messages", "conversations", "prompt"]
+
+_LONGEST_VALUE_SHOWN = 60
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class PromptsConfig(_Section):
+    """Where the prompts are and which columns they stand in."""
+
+    path: str
+    """A parquet or JSON-lines file, a folder of them, a saved data set, or a hub name."""
+    name: str | None = None
+    """The configuration of a hub data set."""
+    split: str = "train"
+    column: str | None = None
+    """Recognised when null: `messages`, `conversations` or `prompt`, in this order."""
+    shape: PromptShape | None = None
+    """How `column` is to be read. Null: by the column's name, else by its values."""
+    system_prompt: str | None = None
+    """Put in front of every conversation that has no system turn of its own."""
+    system_column: str | None = None
+    """A column with each row's system prompt. Null: `system_prompt` or `system` if present."""
+    id_column: str | None = None
+    """Null: rows are named by a hash of their content."""
+    keep_columns: list[str] = []
+    limit: Annotated[int, Field(ge=1)] | None = None
+
+
+class SamplingConfig(_Section):
+    """Passed to the engine with every request; null leaves the engine's default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.6
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    top_k: Annotated[int, Field(ge=-1)] | None = 20
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 4096
+    seed: Annotated[int, Field(ge=0)] | None = 7
+    """Each request's own seed is derived from it; null sends none."""
+
+
+class EngineConfig(_Section):
+    """What answers the requests, and how many of it."""
+
+    kind: EngineKind = "embedded"
+    count: Annotated[int, Field(ge=1)] = 1
+    """Engines to start, one worker each. An `endpoint` run has one worker a base URL instead."""
+    max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Requests in flight, per engine."""
+    base_urls: list[str] = []
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the endpoints' key."""
+    served_model_name: str | None = None
+    """The name that the server knows the model by. Null: `model`."""
+    context_length: Annotated[int, Field(ge=16)] | None = None
+    """Tokens of prompt and completion together. Null: as the server says; embedded: 2048."""
+    return_token_ids: bool = True
+    """Ask for the engine's own token ids. Turn off for a server that refuses unknown fields."""
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Null: 60 s and `max_tokens` at `min_tokens_per_s`."""
+    min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
+    ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Time to the first good answer. Null: 1800 s for sglang, 120 s embedded, 20 s endpoint."""
+    lost_after_s: Annotated[float, Field(gt=0)] = 60.0
+    """An endpoint that does not answer for so long is given up."""
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """Starts of one engine of ours that may follow without a finished row between."""
+    max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
+    """Failed tries in a row, without one answer, after which an engine is given up."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs a worker claims from Ray."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs a worker claims from Ray. Null: 1 for sglang, else 0."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of one embedded engine. Null: the machine's cores shared out."""
+    model_file: str | None = None
+    """A GGUF file for the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
+    python: str | None = None
+    """The interpreter that SGLang is installed in."""
+    flags: list[str] = []
+    """Flags of `sglang.launch_server`, as on its command line."""
+    env: dict[str, str] = {}
+    """Environment variables to set for the engine's process. No secrets: they come by name."""
+
+    @model_validator(mode="after")
+    def _kinds_have_what_they_need(self) -> Self:
+        if self.kind == "endpoint" and not self.base_urls:
+            raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
+        if self.kind != "endpoint" and self.base_urls:
+            raise ValueError(f"base_urls: only for kind 'endpoint'; this is kind {self.kind!r}")
+        if self.kind == "sglang" and self.python is None:
+            raise ValueError("python: found null; kind 'sglang' needs the interpreter's path")
+        for url in self.base_urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"base_urls: found {url!r}; each starts with http:// or https://")
+            if "@" in url.partition("//")[2].partition("/")[0]:
+                raise ValueError("base_urls: a URL holds a user or key; name it in api_key_env")
+        if len(set(self.base_urls)) < len(self.base_urls):
+            raise ValueError("base_urls: the same URL stands there twice")
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.base_urls) if self.kind == "endpoint" else self.count
+
+    @property
+    def gpus_per_worker(self) -> int:
+        if self.gpus is not None:
+            return self.gpus
+        return 1 if self.kind == "sglang" else 0
+
+
+class RetryConfig(_Section):
+    """Tries of one request that failed through no fault of its row."""
+
+    max_attempts: Annotated[int, Field(ge=1)] = 6
+    backoff_initial_s: Annotated[float, Field(ge=0)] = 0.5
+    backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
+    retry_after_max_s: Annotated[float, Field(ge=0)] = 120.0
+    """The longest wait that a server's Retry-After is granted."""
+
+
+class WorkConfig(_Section):
+    """How rows are handed out."""
+
+    shard_rows: Annotated[int, Field(ge=1)] = 64
+    lease_ttl_s: Annotated[float, Field(ge=2)] = 60.0
+    """A worker silent for so long has lost its leases."""
+    max_shard_losses: Annotated[int, Field(ge=1)] = 10
+    """Times that a shard may lose its worker before its rows are set aside as failed."""
+
+
+class OutputConfig(_Section):
+    folder: str
+    flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
+
+
+class ClusterConfig(_Section):
+    address: str | None = None
+    """Null: the cluster of the Ray job that this is part of, else a local Ray of its own."""
+    drain_timeout_s: Annotated[float, Field(gt=0)] = 2.0
+    """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
+
+
+class RunFile(_Section):
+    """The whole run file. `prompts.path`, `model` and `output.folder` have no default."""
+
+    prompts: PromptsConfig
+    model: Annotated[str, Field(min_length=1)]
+    thinking: bool = True
+    reasoning_in_history: bool = False
+    """Feed the reasoning of earlier turns back to the model."""
+    chat_template_kwargs: dict[str, str | int | float | bool | None] = {}
+    """Added to every request, after the model family's own word for thinking."""
+    sampling: SamplingConfig = SamplingConfig()
+    samples_per_prompt: Annotated[int, Field(ge=1)] = 1
+    engine: EngineConfig = EngineConfig()
+    retry: RetryConfig = RetryConfig()
+    work: WorkConfig = WorkConfig()
+    output: OutputConfig
+    cluster: ClusterConfig = ClusterConfig()
+
+
+def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
+    """The run file at `path` with `key.path=value` overrides applied.
+
+    Raises ConfigError with a line for each mistake: the file, the field, what was found, what is
+    allowed, and the nearest known key for an unknown one.
+    """
+    values = _mapping(path)
+    for override in overrides:
+        _apply_override(values, override)
+    try:
+        return RunFile.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{path}: {_mistake(details)}" for details in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, where the plain loader keeps the last."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _mapping(path: Path) -> dict[str, object]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the run file: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from None
+    try:
+        # A subclass of SafeLoader: it builds plain values only.
+        values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}:{where} not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: found {_shown(values)}; expected a mapping of keys to values")
+    return values
+
+
+def _apply_override(values: dict[str, object], override: str) -> None:
+    key_path, equals, text = override.partition("=")
+    keys = key_path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: expected key=value, for example sampling.top_p=0.9")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    section: dict[str, object] = values
+    for depth, key in enumerate(keys[:-1], start=1):
+        inner = section.setdefault(key, {})
+        if not isinstance(inner, dict):
+            found = ".".join(keys[:depth])
+            raise ConfigError(f"--set {override}: {found} is {_shown(inner)}, not a section")
+        section = inner
+    section[keys[-1]] = value
+
+
+def _mistake(details: ErrorDetails) -> str:
+    loc = tuple(part for part in details["loc"] if isinstance(part, int) or part.isidentifier())
+    field = ".".join(str(part) for part in loc) or "the run file"
+    kind, found = details["type"], details["input"]
+    if kind == "extra_forbidden":
+        return f"{field}: unknown key{_nearest_key(loc)}"
+    if kind == "missing":
+        return f"{field}: missing; this key has no default"
+    if kind == "value_error":
+        return f"{field}.{details['msg'].removeprefix('Value error, ')}"
+    expected = details["msg"][0].lower() + details["msg"][1:]
+    return f"{field}: found {_shown(found)}; {expected.replace('input should', 'it should')}"
+
+
+def _nearest_key(loc: tuple[int | str, ...]) -> str:
+    known = list(_section_at(loc[:-1]).model_fields)
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known keys: {', '.join(known)}"
+
+
+def _section_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    section: type[BaseModel] = RunFile
+    for part in loc:
+        annotation = section.model_fields[str(part)].annotation
+        for candidate in (annotation, *get_args(annotation)):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                section = candidate
+    return section
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if value is not None else "null"
+    if len(text) > _LONGEST_VALUE_SHOWN:
+        text = text[: _LONGEST_VALUE_SHOWN - 3] + "..."
+    return f"{text} ({type(value).__name__})" if value is not None else text

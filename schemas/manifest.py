@@ -1,0 +1,160 @@
+"""Part, RunIdentity, RunManifest: what the output folder says of itself.
+
+`run.json` holds the identity; `manifest.jsonl` holds one event a line, appended by the coordinator
+alone: a session began, a part was published or taken back, a row was set aside. What is done is
+the set of row ids in published parts.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One parquet file of finished rows."""
+
+    name: str
+    size_bytes: int
+    row_ids: tuple[str, ...]
+    sample_indexes: tuple[int, ...]
+    content_hashes: tuple[str, ...]
+    num_errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    worker_id: str
+    published_at_s: float = 0.0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """The settings that alter rows, as `field -> value` in the run file's own names."""
+
+    settings: dict[str, object]
+
+    def differences(self, other: "RunIdentity") -> list[tuple[str, object, object]]:
+        """`(field, ours, theirs)` for every setting that is not the same in both."""
+        fields = dict.fromkeys([*self.settings, *other.settings])
+        pairs = [(name, self.settings.get(name), other.settings.get(name)) for name in fields]
+        return [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """`run.json`: written when the folder is first used, and when drift is accepted."""
+
+    run_id: str
+    created_at_s: float
+    identity: RunIdentity
+    carried_schema: str
+    """The carried columns' Arrow schema, serialised, in base64."""
+    accepted_drift: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunRecord":
+        values = json.loads(text)
+        values["identity"] = RunIdentity(settings=values["identity"]["settings"])
+        values["accepted_drift"] = tuple(values["accepted_drift"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One driver's time on the folder, as it found it."""
+
+    session_id: str
+    started_at_s: float
+    rows_total: int
+    rows_done: int
+    rows_error: int
+    rows_outside_input: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRow:
+    """A row that used up its budget in this session; a resume tries it again."""
+
+    row_id: str
+    sample_index: int
+    cause: str
+    attempts: int
+    failed_at_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class RunManifest:
+    """The events of `manifest.jsonl`, folded together in order."""
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+    failed: dict[tuple[str, int], FailedRow] = field(default_factory=dict)
+    """Rows set aside since the last session began, and not done after that."""
+    session_parts: list[Part] = field(default_factory=list)
+    """Parts published since the last session began."""
+    unreadable_lines: list[int] = field(default_factory=list)
+
+    def fold(self, event: dict[str, object]) -> None:
+        """Raises KeyError, TypeError or ValueError when `event` is not one of ours."""
+        match event.pop("event"):
+            case "part":
+                self._add(part_from_json(event))
+            case "unlisted":
+                self.parts.pop(str(event["name"]), None)
+            case "session":
+                self.sessions.append(Session(**event))  # type: ignore[arg-type]
+                self.session_parts.clear()
+                self.failed.clear()
+            case "failed":
+                row = FailedRow(**event)  # type: ignore[arg-type]
+                self.failed[row.row_id, row.sample_index] = row
+            case unknown:
+                raise ValueError(f"unknown event {unknown!r}")
+
+    def _add(self, part: Part) -> None:
+        self.parts[part.name] = part
+        self.session_parts.append(part)
+        if self.failed:
+            for key in zip(part.row_ids, part.sample_indexes, strict=True):
+                self.failed.pop(key, None)
+
+
+def manifest_from_lines(lines: list[bytes]) -> RunManifest:
+    """Lines that cannot be read are counted and left out: the files in `data/` are the truth."""
+    manifest = RunManifest()
+    for number, line in enumerate(lines, start=1):
+        try:
+            manifest.fold(json.loads(line))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            manifest.unreadable_lines.append(number)
+    return manifest
+
+
+def event_line(event: str, record: Part | Session | FailedRow | dict[str, object]) -> bytes:
+    """One line of `manifest.jsonl`, with its line feed."""
+    values = record if isinstance(record, dict) else asdict(record)
+    if isinstance(record, Part) and not any(record.sample_indexes):
+        values["sample_indexes"] = []
+    text = json.dumps({"event": event, **values}, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def part_from_json(values: dict[str, object]) -> Part:
+    row_ids = _strings(values["row_ids"])
+    samples = values.get("sample_indexes") or [0] * len(row_ids)
+    if not isinstance(samples, list) or len(samples) != len(row_ids):
+        raise ValueError("as many sample_indexes as row_ids are needed")
+    fields = {**values, "row_ids": row_ids, "sample_indexes": tuple(int(s) for s in samples)}
+    fields["content_hashes"] = _strings(values["content_hashes"])
+    return Part(**fields)  # type: ignore[arg-type]
+
+
+def _strings(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError("expected a list")
+    return tuple(str(value) for value in values)

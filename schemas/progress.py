@@ -1,0 +1,105 @@
+"""What workers and the coordinator tell each other, and what `live.json` tells people."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from schemas.shard import Lease
+
+WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One heartbeat. Totals count from the worker's start."""
+
+    worker_id: str
+    state: WorkerState
+    engine: str
+    engine_release: str | None
+    in_flight: int
+    not_started: int
+    backing_off: int
+    unflushed: int
+    requests: int
+    interruptions: int
+    restarts: int
+    completion_tokens: int
+    last_cause: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """The coordinator's answer to a heartbeat."""
+
+    give_back_rows: int = 0
+    """Rows not yet started that others are waiting for."""
+    leases_are_lost: bool = False
+    """The worker was taken for dead: its rows are others' by this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReply:
+    """A lease; or none for the time being; or none ever again."""
+
+    lease: Lease | None
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """`live.json`: the run as the coordinator sees it."""
+
+    session_id: str
+    updated_at_s: float
+    state: Literal["running", "done", "stopped", "failed"]
+    rows_total: int
+    rows_done: int
+    rows_failed: int
+    rows_error: int
+    completion_tokens: int
+    """Of rows published in this session."""
+    last_publish_s: float | None
+    leases_lost: int
+    workers: tuple[WorkerReport, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Progress":
+        values = json.loads(text)
+        values["workers"] = tuple(WorkerReport(**worker) for worker in values["workers"])
+        return cls(**values)
+
+
+RunState = Literal["running", "done", "stopped", "failed", "interrupted", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What an output folder says of its run, from the files alone."""
+
+    folder: str
+    state: RunState
+    """`interrupted`: the driver is gone without a word; `unknown`: it runs on another machine."""
+    rows_total: int
+    rows_done: int
+    """Published rows of the input: `ok` and `error`."""
+    rows_error: int
+    """Published rows that say why there is no completion."""
+    rows_failed: int
+    """Rows that used up their budget in the last session; a resume tries them again."""
+    rows_outside_input: int
+    """Published rows that the present input does not have."""
+    completion_tokens: int
+    """Of all published rows."""
+    tokens_per_s: float | None
+    """Of rows published over the last minutes; None while nothing was."""
+    eta_s: float | None
+    last_publish_s: float | None
+    started_at_s: float
+    num_parts: int
+    workers: tuple[WorkerReport, ...]
+    failed: tuple[tuple[str, int, str], ...]
+    """Row id, sample index and last cause of failed rows."""
