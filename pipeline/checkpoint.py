@@ -282,13 +282,16 @@ def _own_part(folder: Folder, path: str, record: RunRecord) -> Part | str:
                 return "is not a part of this run"
             summary = json.loads(metadata)
             table = file.read(columns=["row_id", "sample_index", "content_hash"])
+        if summary["run_id"] != record.run_id:
+            return "belongs to another run"
+        if summary["name"] != path.rpartition("/")[2]:
+            return f"is a copy of {summary['name']}"
+        return _part_from(table, summary, folder.size_bytes(path))
     except (pa.ArrowInvalid, pa.ArrowException, OSError, ValueError):
         return "is cut off or no parquet file"
-    if summary["run_id"] != record.run_id:
-        return "belongs to another run"
-    if summary["name"] != path.rpartition("/")[2]:
-        return f"is a copy of {summary['name']}"
-    return _part_from(table, summary, folder.size_bytes(path))
+    except (KeyError, TypeError):
+        # It bears our footer key, and a footer or columns that are none of ours.
+        return "is not a part of this run"
 
 
 def _quarantined(folder: Folder, path: str, why: str, listed: Part | None) -> str:

@@ -19,9 +19,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline import checkpoint, driver_lock
 from pipeline.engines.assembly import ServedEngine
-from pipeline.errors import EngineError
+from pipeline.errors import ConfigError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
-from pipeline.session import SessionPlan
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
@@ -29,6 +28,7 @@ from pipeline.worker import Worker, log_path
 from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
+from schemas.session import SessionPlan
 from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
@@ -69,7 +69,7 @@ class Coordinator:
             self._ask_back(worker_id)
         return LeaseReply(lease=lease, is_over=self._ledger.is_over)
 
-    def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]:
+    def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         """The rows that are stale: then nothing is published, and the rest is to come again."""
         driver_lock.check_held(self._folder, self._plan.token)
         if stale := self._ledger.stale_rows(rows):
@@ -192,7 +192,7 @@ class RemoteBook:
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
 
-    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]:
+    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
 
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
@@ -323,6 +323,9 @@ class Cluster:
         except EngineError as error:
             cause = _first_line(error)
             self.causes.append(cause)
+        except PipelineError as error:
+            # Ours and the user's to mend, as it was raised: Ray's copy holds a traceback.
+            raise getattr(error, "cause", error) from None
         except RayActorError:
             cause = "its process died"
             crashes = self._crashes[hired.number] = self._crashes.get(hired.number, 0) + 1
@@ -373,7 +376,7 @@ def _connect(config: RunFile) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     if address:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        _join(address)
         return
     engine = config.engine
     ray.init(
@@ -384,6 +387,20 @@ def _connect(config: RunFile) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        hint = (
+            ""
+            if os.environ.get("RAY_AUTH_MODE")
+            else "; a cluster with tokens needs RAY_AUTH_MODE=token"
+        )
+        raise ConfigError(
+            f"cluster.address: cannot join the Ray cluster at {address}: {error}{hint}"
+        ) from None
 
 
 def _free_resources() -> str:

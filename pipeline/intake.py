@@ -9,6 +9,7 @@ carried columns go to the output.
 import base64
 import io
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,9 +17,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import ConfigError
 from pipeline.storage import Folder
-from schemas.completion import COMPLETION_SCHEMA
 from schemas.prompt import Message, Problem, Prompt
 
 PROMPTS = "prompts"
@@ -89,16 +88,8 @@ def freeze(
     """Write `prompts` under `prompts/<name>/` in one pass, the index last.
 
     `columns` are the conversation's column, its shape and the system column, as recognised.
-    Raises ConfigError when a carried column has the name of an output column.
     """
-    for column in carried:
-        if column in COMPLETION_SCHEMA.names:
-            raise ConfigError(
-                f"prompts.keep_columns: {column!r} is the name of a column of the output; "
-                f"rename it in the input"
-            )
-    for old in folder.names(f"{PROMPTS}/{name}"):
-        folder.remove(f"{PROMPTS}/{name}/{old}")
+    _remove_set(folder, name)
     folder.make(f"{PROMPTS}/{name}")
     known = _known_schema(carried, arrow_schema)
     num_rows = num_problems = 0
@@ -115,7 +106,7 @@ def freeze(
         "column": columns[0],
         "shape": columns[1],
         "system_column": columns[2],
-        "carried_schema": _schema_text(_without_nulls(known)),
+        "carried_schema": _schema_text(_as_written(known)),
     }
     folder.write_whole(f"{PROMPTS}/{name}/index.json", json.dumps(index).encode())
     return FrozenPrompts(folder=folder, name=name, **index)  # type: ignore[arg-type]
@@ -130,14 +121,17 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
 
 
 def remove_other_sets(folder: Folder, name: str) -> None:
-    """Drop what earlier inputs left, the index of each first."""
+    """Drop what earlier inputs left; a foreign file beside the sets stays."""
     for other in folder.names(PROMPTS):
-        if other == name:
-            continue
-        folder.remove(f"{PROMPTS}/{other}/index.json")
-        for file in folder.names(f"{PROMPTS}/{other}"):
-            folder.remove(f"{PROMPTS}/{other}/{file}")
-        folder.path(f"{PROMPTS}/{other}").rmdir()
+        if other != name and folder.path(f"{PROMPTS}/{other}").is_dir():
+            _remove_set(folder, other)
+
+
+def _remove_set(folder: Folder, name: str) -> None:
+    """The index first, so that a set is never taken for whole when it is not."""
+    folder.remove(f"{PROMPTS}/{name}/index.json")
+    # A file that another process has open on a network file system may stay: it harms nothing.
+    shutil.rmtree(folder.path(f"{PROMPTS}/{name}"), ignore_errors=True)
 
 
 def schema_from_text(text: str) -> pa.Schema:
@@ -177,6 +171,11 @@ def _body(prompt: Prompt) -> str:
         "carried": prompt.carried,
         "problem": [problem.kind, problem.text] if problem else None,
     }
+    return _json_text(values)
+
+
+def _json_text(values: object) -> str:
+    """JSON that can be written as UTF-8: half a surrogate pair becomes a question mark."""
     text = json.dumps(values, ensure_ascii=False, default=str)
     return text.encode("utf-8", "replace").decode()
 
@@ -204,11 +203,14 @@ def _known_schema(carried: list[str], arrow_schema: pa.Schema | None) -> pa.Sche
     )
 
 
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
 def _carried_type(source: pa.DataType) -> pa.DataType:
     """The source's type where JSON holds its values exactly, else text."""
     if pa.types.is_struct(source):
         return pa.struct([pa.field(f.name, _carried_type(f.type)) for f in source])
-    if pa.types.is_list(source) or pa.types.is_large_list(source):
+    if any(is_a_list(source) for is_a_list in _LISTS):
         return pa.list_(_carried_type(source.value_type))
     exact = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
     return source if any(is_exact(source) for is_exact in exact) else pa.string()
@@ -218,7 +220,7 @@ def _widened(known: pa.Schema, carried: list[str], prompts: list[Prompt]) -> pa.
     """`known` with each column's type widened to hold these rows' values too."""
     fields = []
     for name in carried:
-        values = [prompt.carried[name] for prompt in prompts]
+        values = json.loads(_json_text([prompt.carried[name] for prompt in prompts]))
         fields.append(pa.field(name, _common_type(known.field(name).type, values)))
     return pa.schema(fields)
 
@@ -235,8 +237,21 @@ def _common_type(known: pa.DataType, values: list[object]) -> pa.DataType:
     return merged.field(0).type
 
 
-def _without_nulls(schema: pa.Schema) -> pa.Schema:
-    """A column that held nothing is text, so that a later part with values agrees with it."""
+def _as_written(schema: pa.Schema) -> pa.Schema:
+    """A column that held nothing is text, so that a later part with values agrees with it.
+
+    So is one with an object that has no keys: parquet has no type for it.
+    """
     return pa.schema(
-        [pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in schema]
+        [
+            pa.field(f.name, pa.string())
+            if pa.types.is_null(f.type) or _has_empty_struct(f.type)
+            else f
+            for f in schema
+        ]
     )
+
+
+def _has_empty_struct(carried: pa.DataType) -> bool:
+    inner = [carried.field(number).type for number in range(carried.num_fields)]
+    return (pa.types.is_struct(carried) and not inner) or any(map(_has_empty_struct, inner))

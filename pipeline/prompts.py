@@ -8,6 +8,7 @@ rows that have passed except a digest of each id.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -16,6 +17,7 @@ from pathlib import Path
 import datasets
 
 from pipeline.errors import ConfigError
+from schemas.completion import COMPLETION_SCHEMA
 from schemas.config import PromptsConfig, PromptShape
 from schemas.prompt import Message, Problem, Prompt, Role, content_hash, content_row_id
 
@@ -35,6 +37,7 @@ _ROLES: dict[str, Role] = {
 _SYSTEM_COLUMNS = ("system_prompt", "system")
 _PARQUET_ENDINGS = (".parquet", ".pq")
 _JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".json")
+_KNOWN_ENDINGS = _PARQUET_ENDINGS + _JSON_LINES_ENDINGS
 _READ_BATCH_ROWS = 512
 
 
@@ -72,7 +75,7 @@ def input_files(config: PromptsConfig) -> list[Path]:
     """
     path = Path(config.path)
     if path.is_file():
-        if path.suffix not in _PARQUET_ENDINGS + _JSON_LINES_ENDINGS:
+        if path.suffix not in _KNOWN_ENDINGS:
             raise ConfigError(
                 f"prompts.path: {path} ends in {path.suffix or 'nothing'!r}; expected .parquet, "
                 f".jsonl, .ndjson or .json"
@@ -83,12 +86,16 @@ def input_files(config: PromptsConfig) -> list[Path]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     if _is_saved_data_set(path):
         return files
-    wanted = [file for file in files if not any(part.startswith(".") for part in file.parts)]
+    wanted = [file for file in files if not _is_hidden(file.relative_to(path))]
     for endings in (_PARQUET_ENDINGS, _JSON_LINES_ENDINGS):
         chosen = [file for file in wanted if file.suffix in endings]
         if chosen:
             return chosen
     raise ConfigError(f"prompts.path: folder {path} holds no .parquet or JSON-lines file")
+
+
+def _is_hidden(file: Path) -> bool:
+    return any(part.startswith(".") for part in file.parts)
 
 
 def input_fingerprint(config: PromptsConfig) -> str | None:
@@ -142,9 +149,11 @@ def prompt_from_row(row: dict[str, object], columns: InputColumns, config: Promp
     """One source row as a Prompt, without its occurrence number; bad rows carry their Problem."""
     carried = {name: row.get(name) for name in config.keep_columns}
     value = row.get(columns.column)
-    read = _conversation(value, columns, config)
+    read = _conversation(value, columns)
+    if not isinstance(read, Problem):
+        read = _with_system(read, row, columns, config)
     problem = read if isinstance(read, Problem) else None
-    messages = () if isinstance(read, Problem) else _with_system(read, row, columns, config)
+    messages = () if isinstance(read, Problem) else read
     raw = value if problem else None
     row_id = (
         content_row_id(messages, carried, raw)
@@ -166,22 +175,49 @@ def prompt_from_row(row: dict[str, object], columns: InputColumns, config: Promp
 
 def _open_source(config: PromptsConfig) -> _Source:
     datasets.disable_progress_bars()
+    # Else the hub is told of every file that is opened, 5 s each on a machine without a network.
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    # What goes wrong is raised as well, and told once.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     path = Path(config.path)
     files = input_files(config)
-    if files and path.is_dir() and _is_saved_data_set(path):
-        return _data_set_source(_saved_split(path, config))
-    if files and files[0].suffix in _JSON_LINES_ENDINGS:
-        return _json_lines_source(files)
-    if files:
-        data_files = {"train": [str(file) for file in files]}
-        return _data_set_source(_loaded("parquet", config, data_files=data_files, split="train"))
-    if path.suffix in _PARQUET_ENDINGS + _JSON_LINES_ENDINGS or path.is_absolute():
+    if not files and (path.suffix in _KNOWN_ENDINGS or path.is_absolute()):
         raise ConfigError(f"prompts.path: no file or folder {config.path}")
-    return _data_set_source(_loaded(config.path, config, name=config.name, split=config.split))
+    unreadable = f"cannot read {config.path}"
+    if not files:
+        unreadable = (
+            f"{config.path} is no file or folder here and could not be loaded as a hub data set"
+        )
+    with _one_line(unreadable):
+        if not files:
+            return _data_set_source(_loaded(config.path, name=config.name, split=config.split))
+        if path.is_dir() and _is_saved_data_set(path):
+            return _data_set_source(_saved_split(path, config))
+        if files[0].suffix in _JSON_LINES_ENDINGS:
+            return _json_lines_source(files, config)
+        data_files = {"train": [str(file) for file in files]}
+        # With a batch size of its own, so that the library does not take the first row group's,
+        # which is 0 in a file without rows.
+        return _data_set_source(
+            _loaded("parquet", data_files=data_files, split="train", batch_size=_READ_BATCH_ROWS)
+        )
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """An input that cannot be read is the user's to mend: ConfigError with the reason's first line.
+
+    What the library raises differs by release and by the fault; a cast that fails is a TypeError.
+    """
+    try:
+        yield
+    except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"prompts.path: {what}: {said}") from None
 
 
 def _is_saved_data_set(path: Path) -> bool:
-    return (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()
+    return (path / "state.json").exists() or (path / "dataset_dict.json").exists()
 
 
 def _saved_split(path: Path, config: PromptsConfig) -> datasets.Dataset:
@@ -195,18 +231,8 @@ def _saved_split(path: Path, config: PromptsConfig) -> datasets.Dataset:
     return loaded[config.split]
 
 
-def _loaded(loader: str, config: PromptsConfig, **options: object) -> datasets.IterableDataset:
-    try:
-        return datasets.load_dataset(loader, streaming=True, **options)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        # What a hub or a file system says differs by release; the first line says what is wrong.
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"prompts.path: {config.path} is no file or folder here and could not be loaded as "
-            f"a hub data set: {said}"
-            if loader == config.path
-            else f"prompts.path: cannot read {config.path}: {said}"
-        ) from None
+def _loaded(loader: str, **options: object) -> datasets.IterableDataset:
+    return datasets.load_dataset(loader, streaming=True, **options)
 
 
 def _data_set_source(data_set: datasets.Dataset | datasets.IterableDataset) -> _Source:
@@ -227,11 +253,12 @@ def _batched(
             yield dict(zip(names, values, strict=True))
 
 
-def _json_lines_source(files: list[Path]) -> _Source:
+def _json_lines_source(files: list[Path], config: PromptsConfig) -> _Source:
     """JSON lines are parsed here: a column may hold a list in one row and text in the next."""
-    columns: dict[str, None] = {}
-    for row in islice(_json_rows(files), _READ_BATCH_ROWS):
-        columns.update(dict.fromkeys(row))
+    first_rows = list(islice(_json_rows(files), _READ_BATCH_ROWS))
+    if not first_rows:
+        raise ConfigError(f"prompts.path: {config.path} has no rows")
+    columns = dict.fromkeys(name for row in first_rows for name in row)
     return _Source(columns=tuple(columns), arrow_schema=None, rows=lambda _: _json_rows(files))
 
 
@@ -242,19 +269,23 @@ def _json_rows(files: list[Path]) -> Iterator[dict[str, object]]:
         texts = (
             text for batch in lines.iter(batch_size=_READ_BATCH_ROWS) for text in batch["text"]
         )
-        for number, text in enumerate(texts, start=1):
-            if text.strip():
-                yield _json_object(text, file, number)
+        with _one_line(f"cannot read {file}"):
+            for number, text in enumerate(texts, start=1):
+                line = text.removeprefix("\ufeff")
+                if line.strip():
+                    yield _json_object(line, file, number)
 
 
 def _json_object(text: str, file: Path, number: int) -> dict[str, object]:
     try:
-        row = json.loads(text.removeprefix("\ufeff"))
+        row = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"prompts.path: {file} line {number}: not JSON: {error.msg} at column {error.colno}; "
             f"expected one JSON object a line"
         ) from None
+    except RecursionError:
+        raise ConfigError(f"prompts.path: {file} line {number}: nested too deep") from None
     if not isinstance(row, dict):
         raise ConfigError(
             f"prompts.path: {file} line {number}: found a {type(row).__name__}; "
@@ -276,6 +307,12 @@ def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
                 raise ConfigError(
                     f"{field}: no column {name!r} in {config.path}; it has: {', '.join(present)}"
                 )
+    for name in config.keep_columns:
+        if name in COMPLETION_SCHEMA.names:
+            raise ConfigError(
+                f"prompts.keep_columns: {name!r} is the name of a column of the output; "
+                f"rename it in the input"
+            )
 
 
 # -- rows
@@ -291,7 +328,12 @@ def _prompts(
                 f"prompts.id_column: row {number} of {config.path} has no {config.id_column!r}"
             )
         prompt = prompt_from_row(row, columns, config)
-        digest = hashlib.blake2b(prompt.row_id.encode("utf-8", "replace"), digest_size=16).digest()
+        if not _is_unicode(prompt.row_id):
+            raise ConfigError(
+                f"prompts.id_column: the id {prompt.row_id!r} in row {number} of {config.path} "
+                f"holds half of a surrogate pair"
+            )
+        digest = hashlib.blake2b(prompt.row_id.encode(), digest_size=16).digest()
         occurrence = seen.get(digest, 0)
         if occurrence and config.id_column is not None:
             raise ConfigError(
@@ -307,17 +349,12 @@ def _prompts(
 def _readable(
     rows: Iterable[dict[str, object]], config: PromptsConfig
 ) -> Iterator[dict[str, object]]:
-    """The rows; a file that breaks off in the middle is the user's to mend, in one line."""
-    try:
+    """The rows of a file that may break off in the middle."""
+    with _one_line(f"cannot read {config.path}"):
         yield from rows
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"prompts.path: cannot read {config.path}: {said}") from None
 
 
-def _conversation(
-    value: object, columns: InputColumns, config: PromptsConfig
-) -> tuple[Message, ...] | Problem:
+def _conversation(value: object, columns: InputColumns) -> tuple[Message, ...] | Problem:
     if columns.shape == "prompt" and not isinstance(value, list):
         return _single_turn(value, columns.column)
     if not isinstance(value, list):
@@ -365,7 +402,8 @@ def _text(value: object, where: str) -> str | Problem:
         texts = []
         for part in value:
             text = part if isinstance(part, str) else None
-            if isinstance(part, dict) and part.get("type", "text") == "text":
+            # In parquet a part without a type has the others' field, and null in it.
+            if isinstance(part, dict) and part.get("type") in (None, "text"):
                 text = part.get("text")
             if not isinstance(text, str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
@@ -424,9 +462,13 @@ def _with_system(
     row: dict[str, object],
     columns: InputColumns,
     config: PromptsConfig,
-) -> tuple[Message, ...]:
+) -> tuple[Message, ...] | Problem:
     if any(message.role in ("system", "developer") for message in messages):
         return messages
     own = row.get(columns.system_column) if columns.system_column else None
     text = own if isinstance(own, str) and own.strip() else config.system_prompt
+    if text and not _is_unicode(text):
+        return Problem(
+            kind="not_text", text=f"{columns.system_column}: holds half of a surrogate pair"
+        )
     return (Message(role="system", content=text), *messages) if text else messages

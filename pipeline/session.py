@@ -20,23 +20,9 @@ from pipeline.storage import Folder
 from schemas.config import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
+from schemas.session import SessionPlan
 
 _PROGRESS_ROWS = 100_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPlan:
-    """All that the actors need to know, fixed when the driver has put the folder in order."""
-
-    root: Path
-    config: RunFile
-    run_id: str
-    session_id: str
-    token: str
-    """The driver's hold on the folder; publishing stops when the lock bears another."""
-    frozen_name: str
-    carried_schema: str
-    rows_error: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +62,9 @@ def prepare(
     parts = recovery.parts
     if retry_errors:
         parts = checkpoint.take_back_errors(folder, record, parts, now_s=now_s)
-    states, marked = _done_states(config, frozen, parts, accept_drift=accept_drift, log=log)
+    states, marked, drift = _done_states(config, frozen, parts, accept_drift=accept_drift)
+    if drift is not None:
+        record = _with_drift(folder, record, drift, log)
     session = Session(
         session_id=uuid.uuid4().hex[:8],
         started_at_s=now_s,
@@ -194,9 +182,10 @@ def _agreed_record(
     drift = checkpoint.check_identity(record, identity, accept_drift=accept_drift)
     if not drift:
         return record
-    if any(line.startswith("prompts.keep_columns:") for line in drift):
+    kept = next((line for line in drift if line.startswith("prompts.keep_columns:")), None)
+    if kept is not None:
         raise ResumeError(
-            f"{drift[-1]}\nthe parts of one data set have the same columns, so --accept-drift "
+            f"{kept}\nthe parts of one data set have the same columns, so --accept-drift "
             "does not reach this key; use another output.folder"
         )
     for line in drift:
@@ -214,9 +203,8 @@ def _done_states(
     parts: tuple[Part, ...],
     *,
     accept_drift: bool,
-    log: Callable[[str], None],
-) -> tuple[bytearray, int]:
-    """A state byte for each row of the input, and how many are done.
+) -> tuple[bytearray, int, str | None]:
+    """A state byte for each row of the input, how many are done, and how the input has changed.
 
     Raises ResumeError when the input is another than the one that was published from.
     """
@@ -239,6 +227,16 @@ def _done_states(
             f"{drift}; this is another input: use another output.folder, or --accept-drift to "
             f"keep the published rows and go on"
         )
-    if drift:
-        log(f"event=drift_accepted {drift}")
-    return states, marked
+    return states, marked, drift
+
+
+def _with_drift(
+    folder: Folder, record: RunRecord, drift: str, log: Callable[[str], None]
+) -> RunRecord:
+    """The record with a change of the input that was accepted, named once."""
+    log(f"event=drift_accepted {drift}")
+    if drift in record.accepted_drift:
+        return record
+    record = dataclasses.replace(record, accepted_drift=(*record.accepted_drift, drift))
+    checkpoint.write_run(folder, record)
+    return record

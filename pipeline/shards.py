@@ -96,9 +96,13 @@ class Ledger:
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s
 
-    def stale_rows(self, rows: Iterable[tuple[LeaseKey, int]]) -> set[int]:
-        """Rows that may not be published: their lease is not the current one, or they are done."""
-        return {row for key, row in rows if not self._holds(key, row)}
+    def stale_rows(self, rows: Iterable[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
+        """Rows that may not be published: their lease is not the current one, or they are done.
+
+        A row comes with its lease in the answer too: a worker may hold one row twice, finished
+        under a lease that it gave back and again under the present one.
+        """
+        return {(key, row) for key, row in rows if not self._holds(key, row)}
 
     def mark_done(self, rows: Sequence[tuple[LeaseKey, int]]) -> None:
         """Rows that were published. Each must be held by the lease it comes with."""
@@ -125,8 +129,10 @@ class Ledger:
 
         Returns how many rows that are; 0 when the lease is not current.
         """
+        if not self._is_current(key):
+            return 0
         entry = self._entries[key.shard_id]
-        if not self._is_current(key) or not entry.start <= first_row < entry.stop:
+        if not entry.start <= first_row < entry.stop:
             return 0
         tail = self._entry(first_row, entry.stop, losses=entry.losses)
         entry.stop = first_row
@@ -176,8 +182,8 @@ class Ledger:
         """Workers that hold leases and were not heard of for `lease_ttl_s`."""
         return [
             worker_id
-            for worker_id in self._leased_by
-            if now_s - self._last_seen_s.get(worker_id, now_s) > self.lease_ttl_s
+            for worker_id, shard_ids in self._leased_by.items()
+            if shard_ids and now_s - self._last_seen_s[worker_id] > self.lease_ttl_s
         ]
 
     # -- how far it is

@@ -3,7 +3,7 @@
 from pipeline import checkpoint, driver_lock
 from pipeline.errors import ConfigError
 from pipeline.storage import Folder
-from schemas.manifest import Part, RunManifest
+from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus
 
 LIVE_FILE = "live.json"
@@ -18,13 +18,13 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     if not manifest.sessions:
         raise ConfigError(f"{folder.root}: the run here has not begun: it has read no prompts yet")
     session, parts = manifest.sessions[-1], list(manifest.parts.values())
-    rows_done = session.rows_done + sum(part.num_rows for part in manifest.session_parts)
-    live = _live(folder)
+    rows_done = session.rows_done + manifest.rows_gained
+    live = _live(folder, session)
     tokens_per_s, rows_per_s = _rates(manifest, now_s)
-    rows_open = session.rows_total - rows_done
+    rows_open = session.rows_total - rows_done - len(manifest.failed)
     return RunStatus(
         folder=str(folder.root),
-        state=_state(folder, live, rows_open - len(manifest.failed)),
+        state=_state(folder, live, rows_open),
         rows_total=session.rows_total,
         rows_done=rows_done,
         rows_error=sum(part.num_errors for part in parts),
@@ -36,15 +36,21 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,
         num_parts=len(parts),
-        workers=live.workers if live and live.session_id == session.session_id else (),
+        workers=live.workers if live else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
 
 
-def _live(folder: Folder) -> Progress | None:
+def _live(folder: Folder, session: Session) -> Progress | None:
+    """What the coordinator said last; None when it has not spoken in this session."""
     if not folder.exists(LIVE_FILE):
         return None
-    return Progress.from_json(folder.read(LIVE_FILE).decode())
+    try:
+        live = Progress.from_json(folder.read(LIVE_FILE).decode())
+    except (ValueError, KeyError, TypeError):
+        # Not one of ours: the manifest alone tells the rest.
+        return None
+    return live if live.session_id == session.session_id else None
 
 
 def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:

@@ -60,7 +60,9 @@ class LeaseBook(Protocol):
     """The coordinator, as a worker sees it."""
 
     async def lease(self, worker_id: str) -> LeaseReply: ...
-    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[int]: ...
+    async def publish(
+        self, part: Part, rows: list[tuple[LeaseKey, int]]
+    ) -> set[tuple[LeaseKey, int]]: ...
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None: ...
     async def give_back(self, key: LeaseKey, first_row: int) -> None: ...
     async def engine_lost(self, worker_id: str, cause: str) -> None: ...
@@ -423,11 +425,12 @@ class Worker:
                 carried_schema=self.carried_schema,
                 worker_id=self.worker_id,
             )
-            stale = await self.book.publish(part, [(row.key, row.number) for row, _ in batch])
+            leased = [(row.key, row.number) for row, _ in batch]
+            stale = await self.book.publish(part, leased)
             if not stale:
                 return
             self.log(f"event=stale_rows worker={self.worker_id} rows={len(stale)}")
-            batch = [pair for pair in batch if pair[0].number not in stale]
+            batch = [pair for pair in batch if (pair[0].key, pair[0].number) not in stale]
 
     # -- when the engine is lost
 

@@ -5,12 +5,13 @@ run file is resolved once and then only read. This module knows nothing of what 
 """
 
 import difflib
+import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import ConfigError
@@ -19,6 +20,8 @@ EngineKind = Literal["embedded", "endpoint", "sglang"]
 PromptShape = Literal["messages", "conversations", "prompt"]
 
 _LONGEST_VALUE_SHOWN = 60
+_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+# The widths in which the output's `sampling` column holds these figures.
 
 
 class _Section(BaseModel):
@@ -46,18 +49,24 @@ class PromptsConfig(_Section):
     keep_columns: list[str] = []
     limit: Annotated[int, Field(ge=1)] | None = None
 
+    @model_validator(mode="after")
+    def _kept_columns_differ(self) -> Self:
+        if len(set(self.keep_columns)) < len(self.keep_columns):
+            raise ValueError("keep_columns: the same column stands there twice")
+        return self
+
 
 class SamplingConfig(_Section):
     """Passed to the engine with every request; null leaves the engine's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.6
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
-    top_k: Annotated[int, Field(ge=-1)] | None = 20
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = 20
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] = 4096
-    seed: Annotated[int, Field(ge=0)] | None = 7
+    max_tokens: Annotated[int, Field(ge=1, le=_MAX_INT32)] = 4096
+    seed: Annotated[int, Field(ge=0, le=_MAX_INT64)] | None = 7
     """Each request's own seed is derived from it; null sends none."""
 
 
@@ -113,11 +122,8 @@ class EngineConfig(_Section):
         if self.kind == "sglang" and self.python is None:
             raise ValueError("python: found null; kind 'sglang' needs the interpreter's path")
         for url in self.base_urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"base_urls: found {url!r}; each starts with http:// or https://")
-            if "@" in url.partition("//")[2].partition("/")[0]:
-                raise ValueError("base_urls: a URL holds a user or key; name it in api_key_env")
-        if len(set(self.base_urls)) < len(self.base_urls):
+            _check_url(url)
+        if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):
             raise ValueError("base_urls: the same URL stands there twice")
         return self
 
@@ -130,6 +136,16 @@ class EngineConfig(_Section):
         if self.gpus is not None:
             return self.gpus
         return 1 if self.kind == "sglang" else 0
+
+
+def _check_url(url: str) -> None:
+    # First of all, so that no other message shows the key.
+    if "@" in url:
+        raise ValueError("base_urls: a URL holds a user or key; name it in api_key_env")
+    if not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
+        raise ValueError(
+            f"base_urls: found {url!r}; each starts with http:// or https:// and a host"
+        )
 
 
 class RetryConfig(_Section):
@@ -172,7 +188,7 @@ class RunFile(_Section):
     thinking: bool = True
     reasoning_in_history: bool = False
     """Feed the reasoning of earlier turns back to the model."""
-    chat_template_kwargs: dict[str, str | int | float | bool | None] = {}
+    chat_template_kwargs: dict[str, JsonValue] = {}
     """Added to every request, after the model family's own word for thinking."""
     sampling: SamplingConfig = SamplingConfig()
     samples_per_prompt: Annotated[int, Field(ge=1)] = 1
@@ -199,21 +215,47 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
         raise ConfigError("\n".join(lines)) from None
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice, where the plain loader keeps the last."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        text = str(super().construct_scalar(node))
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise yaml.constructor.ConstructorError(
+                None, None, "text with half of a surrogate pair", node.start_mark
+            )
+        return text
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE_TAG:
+                continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # the plain loader says so
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands there twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+def _parsed(text: str) -> object:
+    """Plain values. Raises YAMLError alone."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of SafeLoader
+    except (ValueError, LookupError) as error:
+        # The library lets through what reading a value raises: 2026-02-30 looks like a date.
+        raise yaml.YAMLError(f"a value that cannot be read: {error}") from None
+    except RecursionError:
+        raise yaml.YAMLError("nested too deep") from None
 
 
 def _mapping(path: Path) -> dict[str, object]:
@@ -224,8 +266,7 @@ def _mapping(path: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from None
     try:
-        # A subclass of SafeLoader: it builds plain values only.
-        values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506
+        values = _parsed(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -243,7 +284,7 @@ def _apply_override(values: dict[str, object], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: expected key=value, for example sampling.top_p=0.9")
     try:
-        value = yaml.safe_load(text)
+        value = _parsed(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: the value is not valid YAML") from None
     section: dict[str, object] = values
@@ -257,8 +298,8 @@ def _apply_override(values: dict[str, object], override: str) -> None:
 
 
 def _mistake(details: ErrorDetails) -> str:
-    loc = tuple(part for part in details["loc"] if isinstance(part, int) or part.isidentifier())
-    field = ".".join(str(part) for part in loc) or "the run file"
+    loc = tuple(part for part in details["loc"] if part != "[key]")
+    field = ".".join(str(part) for part in loc)
     kind, found = details["type"], details["input"]
     if kind == "extra_forbidden":
         return f"{field}: unknown key{_nearest_key(loc)}"
@@ -266,6 +307,8 @@ def _mistake(details: ErrorDetails) -> str:
         return f"{field}: missing; this key has no default"
     if kind == "value_error":
         return f"{field}.{details['msg'].removeprefix('Value error, ')}"
+    if kind == "model_type":
+        return f"{field}: found {_shown(found)}; it should be a section with keys of its own"
     expected = details["msg"][0].lower() + details["msg"][1:]
     return f"{field}: found {_shown(found)}; {expected.replace('input should', 'it should')}"
 

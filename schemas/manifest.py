@@ -97,6 +97,8 @@ class RunManifest:
     """Rows set aside since the last session began, and not done after that."""
     session_parts: list[Part] = field(default_factory=list)
     """Parts published since the last session began."""
+    rows_gained: int = 0
+    """Rows listed since the last session began, less those taken back or gone."""
     unreadable_lines: list[int] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
@@ -105,10 +107,11 @@ class RunManifest:
             case "part":
                 self._add(part_from_json(event))
             case "unlisted":
-                self.parts.pop(str(event["name"]), None)
+                self._drop(str(event["name"]))
             case "session":
                 self.sessions.append(Session(**event))  # type: ignore[arg-type]
                 self.session_parts.clear()
+                self.rows_gained = 0
                 self.failed.clear()
             case "failed":
                 row = FailedRow(**event)  # type: ignore[arg-type]
@@ -117,11 +120,22 @@ class RunManifest:
                 raise ValueError(f"unknown event {unknown!r}")
 
     def _add(self, part: Part) -> None:
+        # An earlier session's part that is listed again is no new work.
+        is_new = part.name not in self.parts or self.parts[part.name] in self.session_parts
+        self._drop(part.name)
         self.parts[part.name] = part
-        self.session_parts.append(part)
+        self.rows_gained += part.num_rows
+        if is_new:
+            self.session_parts.append(part)
         if self.failed:
             for key in zip(part.row_ids, part.sample_indexes, strict=True):
                 self.failed.pop(key, None)
+
+    def _drop(self, name: str) -> None:
+        part = self.parts.pop(name, None)
+        if part is not None:
+            self.rows_gained -= part.num_rows
+            self.session_parts = [kept for kept in self.session_parts if kept.name != name]
 
 
 def manifest_from_lines(lines: list[bytes]) -> RunManifest:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from pipeline.errors import ConfigError
 from schemas.prompt import Message
 
 _BYTES_PER_TOKEN = 4
@@ -59,13 +61,27 @@ def gguf_token_counter(path: Path) -> TokenCounter:
 def model_token_counter(model: str) -> TokenCounter:
     """By `tokenizer.json` of a model folder or of the hub cache, else an approximation."""
     local = Path(model) / "tokenizer.json"
-    cached = None
-    if not local.is_file() and model.count("/") == 1:
-        cached = try_to_load_from_cache(model, "tokenizer.json")
-    found = local if local.is_file() else Path(cached) if isinstance(cached, str) else None
+    found = local if local.is_file() else _cached_tokenizer(model)
     if found is None:
         return approximate_token_counter()
-    return _exact(Tokenizer.from_file(str(found)), model)
+    try:
+        tokenizer = Tokenizer.from_file(str(found))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise ConfigError(f"model: cannot read {found}: {error}") from None
+    # The file may ask for both, and the count would be of what is left or added.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return _exact(tokenizer, model)
+
+
+def _cached_tokenizer(model: str) -> Path | None:
+    if model.count("/") != 1:
+        return None
+    try:
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+    except HFValidationError:
+        return None  # a name that the server knows and the hub does not
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def approximate_token_counter() -> TokenCounter:
@@ -88,7 +104,10 @@ def _gguf_tokenizer(path: Path) -> Tokenizer | None:
     # Read here: the package takes half a second to import, and comes with the embedded engine.
     from gguf import GGUFReader
 
-    fields = GGUFReader(path).fields
+    try:
+        fields = GGUFReader(path).fields
+    except ValueError as error:
+        raise ConfigError(f"engine.model_file: {path} is no GGUF file: {error}") from None
     kind, words = _content(fields, "model"), _word_splitter(str(_content(fields, "pre")))
     if kind != "gpt2" or words is None:
         return None
@@ -111,7 +130,8 @@ def _gguf_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _content(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any metadata value
-    return fields[f"tokenizer.ggml.{name}"].contents()
+    field = fields.get(f"tokenizer.ggml.{name}")
+    return field.contents() if field else None
 
 
 def _word_splitter(name: str) -> pre_tokenizers.PreTokenizer | None:

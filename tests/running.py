@@ -1,0 +1,151 @@
+"""Runs of the job as its user starts them: a process, a run file, an output folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+_WAIT_S = 90.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One output folder and the run file that fills it."""
+
+    folder: Path
+    run_file: Path
+    prompts: Path
+
+    ray_address: str | None = None
+    """The cluster to join; None: a local Ray of its own."""
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        address = {"RAY_ADDRESS": self.ray_address} if self.ray_address else {}
+        return subprocess.Popen(
+            [sys.executable, "-m", "jobs.regenerate", str(self.run_file), *arguments],
+            cwd=ROOT,
+            env={**os.environ, **address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, *arguments: str) -> "Ended":
+        return ended(self.start(*arguments))
+
+    def status(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "jobs.status", str(self.folder), "--json"]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return json.loads(said.stdout)  # type: ignore[no-any-return]
+
+    def published(self) -> pa.Table:
+        """Every row in `data/`, as any reader sees it."""
+        files = sorted((self.folder / "data").glob("*.parquet"))
+        return pa.concat_tables([pq.read_table(file) for file in files]) if files else pa.table({})
+
+    def ids(self) -> list[str]:
+        table = self.published()
+        return table["row_id"].to_pylist() if table.num_columns else []
+
+    def wait_for_rows(self, num_rows: int, process: "subprocess.Popen[str]") -> None:
+        """Until so many rows are listed as published."""
+        wait_until(lambda: self._num_listed() >= num_rows or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+
+    def _num_listed(self) -> int:
+        manifest = self.folder / "manifest.jsonl"
+        if not manifest.exists():
+            return 0
+        lines = manifest.read_text().splitlines()
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return sum(len(event.get("row_ids", ())) for event in events)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def ended(process: "subprocess.Popen[str]") -> Ended:
+    out, err = process.communicate(timeout=_WAIT_S)
+    return Ended(process.returncode, out, err)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + _WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.05)
+
+
+def new_run(
+    tmp_path: Path, rows: list[dict[str, Any]], ray_address: str | None = None, **settings: Any
+) -> Run:
+    """`settings` are keys of the run file; sections are merged into those that stand there."""
+    prompts = tmp_path / "prompts.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), prompts)
+    run = Run(
+        folder=tmp_path / "out",
+        run_file=tmp_path / "run.yaml",
+        prompts=prompts,
+        ray_address=ray_address,
+    )
+    write_run_file(run, **settings)
+    return run
+
+
+def write_run_file(run: Run, **settings: Any) -> None:
+    values: dict[str, Any] = {
+        "prompts": {"path": str(run.prompts), "id_column": "id"},
+        "model": "Qwen/Qwen3-8B",
+        "sampling": {"max_tokens": 256},
+        "output": {"folder": str(run.folder), "flush_interval_s": 0.5},
+    }
+    for section, given in settings.items():
+        standing = values.get(section)
+        merges = isinstance(standing, dict) and isinstance(given, dict)
+        values[section] = {**standing, **given} if merges else given  # type: ignore[dict-item]
+    run.run_file.write_text(yaml.safe_dump(values))
+
+
+def questions(num_rows: int) -> list[dict[str, Any]]:
+    return [
+        {"id": f"q{number:05d}", "category": f"c{number % 3}", "prompt": f"question {number}?"}
+        for number in range(num_rows)
+    ]
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """Every process under one, however deep."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def engine_pids(folder: Path) -> list[int]:
+    """Embedded engines that write their logs under this folder, found by their guards."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.endswith("guard.py") for word in words) and str(folder) in " ".join(words):
+            found += [child.pid for child in below(process.pid)]
+    return found
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,134 @@
+"""A real HTTP server on loopback that answers chat requests by a script, in a thread of its own."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the server sends; `cut` closes the connection after half of the body."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: tuple[tuple[str, str], ...] = ()
+    content_type: str = "application/json"
+    delay_s: float = 0.0
+    cut: bool = False
+
+
+Script = Callable[[dict[str, Any], int], Reply]
+"""From a request's body and its number (from 1) to the reply."""
+
+
+def completion_body(text: str, finish: str | None = "stop", **message: object) -> bytes:
+    """A chat completion as SGLang sends it."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text, **message},
+        "finish_reason": finish,
+    }
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    return json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+
+
+def last_text(request: dict[str, Any]) -> str:
+    return str(request["messages"][-1]["content"])
+
+
+def answer(request: dict[str, Any], number: int) -> Reply:
+    """Thinks and answers at once."""
+    return Reply(
+        body=completion_body(f"\n\nanswer to {last_text(request)}", reasoning_content="thinking")
+    )
+
+
+@dataclass(slots=True)
+class ScriptedServer:
+    """`requests` holds the bodies of all chat requests in the order of their arrival."""
+
+    script: Script = answer
+    models: Reply = field(
+        default=Reply(body=json.dumps({"data": [{"id": "m", "max_model_len": 8192}]}).encode())
+    )
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+    in_flight: int = 0
+    peak_in_flight: int = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._serve_one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            # The client has gone; that is its right.
+            pass
+        finally:
+            writer.close()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        first = await reader.readline()
+        if not first:
+            return False
+        path, headers = first.split()[1].decode(), {}
+        while line := (await reader.readline()).strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        reply = await self._reply(path, headers, body)
+        sent = reply.body[: len(reply.body) // 2] if reply.cut else reply.body
+        lines = [f"HTTP/1.1 {reply.status} Scripted", f"content-length: {len(reply.body)}"]
+        lines += [f"content-type: {reply.content_type}"]
+        lines += [f"{name}: {value}" for name, value in reply.headers]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + sent)
+        await writer.drain()
+        return not reply.cut
+
+    async def _reply(self, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        if path.endswith("/models"):
+            return self.models
+        if not path.endswith("/chat/completions"):
+            return Reply(status=404, body=b'{"error": {"message": "no such page"}}')
+        request = json.loads(body)
+        self.requests.append(request)
+        self.headers.append(headers)
+        reply = self.script(request, len(self.requests))
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        await asyncio.sleep(reply.delay_s)
+        self.in_flight -= 1
+        return reply
+
+
+@contextmanager
+def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
+    """Serve on a free port until the block ends."""
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        listening = await asyncio.start_server(server.handle, "127.0.0.1", 0, limit=2**24)
+        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+        ready.set()
+        await stop.wait()
+        listening.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    ready.wait()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

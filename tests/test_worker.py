@@ -1,0 +1,398 @@
+"""One worker with a fake engine and the real ledger: every leased row ends once or is open again."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import checkpoint
+from pipeline.engines.fake import FakeEngine, echo
+from pipeline.errors import EngineError
+from pipeline.intake import FrozenPrompts, freeze
+from pipeline.shards import Ledger
+from pipeline.storage import Folder
+from pipeline.worker import Worker, conversation, history
+from schemas.completion import Interruption, Outcome, Refusal, Turn
+from schemas.config import RunFile
+from schemas.manifest import FailedRow, Part
+from schemas.progress import LeaseReply, Orders, WorkerReport
+from schemas.prompt import Message, Problem, Prompt, Request
+from schemas.shard import LeaseKey
+
+
+@dataclass(slots=True)
+class LocalBook:
+    """The ledger and the checkpoint without Ray, as a worker's LeaseBook."""
+
+    ledger: Ledger
+    folder: Folder
+    parts: list[Part] = field(default_factory=list)
+    failed: list[FailedRow] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    orders: list[Orders] = field(default_factory=list)
+    reports: list[WorkerReport] = field(default_factory=list)
+
+    async def lease(self, worker_id: str) -> LeaseReply:
+        lease = self.ledger.lease(worker_id, now_s=monotonic())
+        return LeaseReply(lease=lease, is_over=self.ledger.is_over)
+
+    async def publish(
+        self, part: Part, rows: list[tuple[LeaseKey, int]]
+    ) -> set[tuple[LeaseKey, int]]:
+        if stale := self.ledger.stale_rows(rows):
+            checkpoint.discard(self.folder, part)
+            return stale
+        self.parts.append(checkpoint.publish(self.folder, part, now_s=0.0))
+        self.ledger.mark_done(rows)
+        return set()
+
+    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        if self.ledger.set_aside(key, row):
+            self.failed.append(failed)
+
+    async def give_back(self, key: LeaseKey, first_row: int) -> None:
+        self.ledger.give_back(key, first_row)
+
+    async def engine_lost(self, worker_id: str, cause: str) -> None:
+        self.lost.append(cause)
+        self.ledger.worker_lost(worker_id)
+
+    async def heartbeat(self, report: WorkerReport) -> Orders:
+        self.reports.append(report)
+        return self.orders.pop(0) if self.orders else Orders()
+
+    def ids(self) -> list[str]:
+        return [row_id for part in self.parts for row_id in part.row_ids]
+
+
+@dataclass(slots=True)
+class Desk:
+    """One worker at its desk."""
+
+    worker: Worker
+    book: LocalBook
+    engine: FakeEngine
+
+    def run(self) -> None:
+        asyncio.run(self.worker.run())
+
+
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> MakeDesk:
+    def make(prompts: list[Prompt], fake: FakeEngine, **settings: object) -> Desk:
+        folder = Folder(tmp_path)
+        for name in ("data", "staging", "logs"):
+            folder.make(name)
+        config = run_config(tmp_path, **settings)
+        states = bytearray(len(prompts) * config.samples_per_prompt)
+        ledger = Ledger(
+            row_states=states,
+            shard_rows=config.work.shard_rows,
+            lease_ttl_s=60,
+            max_shard_losses=config.work.max_shard_losses,
+        )
+        book = LocalBook(ledger, folder)
+        worker = Worker(
+            worker_id="w0",
+            session_id="s",
+            run_id="r",
+            config=config,
+            engine=fake,
+            book=book,
+            folder=folder,
+            frozen=frozen(folder, prompts),
+            carried_schema=pa.schema([]),
+            log=lambda line: None,
+        )
+        return Desk(worker, book, fake)
+
+    return make
+
+
+def run_config(folder: Path, **settings: object) -> RunFile:
+    values: dict[str, object] = {
+        "prompts": {"path": "unused"},
+        "model": "m",
+        "output": {"folder": str(folder), "flush_interval_s": 0.05},
+        "work": {"shard_rows": 5},
+        "retry": {"backoff_initial_s": 0.001, "max_attempts": 3},
+    }
+    return RunFile.model_validate(values | settings)
+
+
+def frozen(folder: Folder, prompts: list[Prompt]) -> FrozenPrompts:
+    return freeze(
+        folder,
+        "x",
+        prompts,
+        columns=("prompt", "prompt", None),
+        carried=[],
+        arrow_schema=None,
+    )
+
+
+def prompt(number: int, *, turns: int = 1, problem: Problem | None = None) -> Prompt:
+    messages: list[Message] = []
+    for turn in range(turns):
+        messages.append(Message(role="user", content=f"question {number}.{turn}"))
+        messages.append(Message(role="assistant", content=""))
+    return Prompt(
+        row_id=f"q{number:03d}",
+        content_hash=f"h{number}",
+        messages=() if problem else tuple(messages),
+        carried={},
+        problem=problem,
+    )
+
+
+def prompts_of(num: int) -> list[Prompt]:
+    return [prompt(number) for number in range(num)]
+
+
+def each_once(book: LocalBook, num: int) -> None:
+    assert sorted(book.ids()) == [f"q{number:03d}" for number in range(num)]
+
+
+def test_every_row_ends_once_and_the_engine_is_kept_full(desk: MakeDesk) -> None:
+    at = desk(prompts_of(43), FakeEngine(max_running_requests=7), work={"shard_rows": 20})
+    at.run()
+    each_once(at.book, 43)
+    assert at.engine.peak_in_flight == 7
+    assert not at.engine.alive
+
+
+def test_turns_are_regenerated_in_order_without_earlier_reasoning(desk: MakeDesk) -> None:
+    at = desk([prompt(1, turns=3)], FakeEngine())
+    at.run()
+    asked = [request.messages for request in at.engine.requests]
+    assert [len(messages) for messages in asked] == [1, 3, 5]
+    assert asked[2][1] == Message(role="assistant", content="answer to question 1.0")
+    assert asked[2][-1].content == "question 1.2"
+
+
+def test_earlier_reasoning_is_fed_back_when_asked(desk: MakeDesk) -> None:
+    at = desk([prompt(1, turns=2)], FakeEngine(), reasoning_in_history=True)
+    at.run()
+    assert at.engine.requests[1].messages[1].reasoning_content == "thinking of question 1.0"
+
+
+def test_bad_row_becomes_an_error_row_and_no_engine_is_asked(desk: MakeDesk) -> None:
+    bad = prompt(0, problem=Problem(kind="no_user_turn", text="no user turn among 2"))
+    at = desk([bad, prompt(1)], FakeEngine())
+    at.run()
+    each_once(at.book, 2)
+    assert len(at.engine.requests) == 1
+    row = checkpoint_rows(at)["q000"]
+    assert (row["status"], row["error_kind"]) == ("error", "no_user_turn")
+    assert row["error_text"] == "no user turn among 2"
+
+
+def test_prompt_over_the_context_becomes_an_error_row(desk: MakeDesk) -> None:
+    # FakeEngine counts a token a character: "question 0.0" has twelve.
+    at = desk([prompt(0)], FakeEngine(context_length=12))
+    at.run()
+    assert not at.engine.requests
+    assert checkpoint_rows(at)["q000"]["error_kind"] == "over_context"
+
+
+def test_refused_row_becomes_an_error_row_and_is_not_asked_again(desk: MakeDesk) -> None:
+    at = desk(
+        prompts_of(1),
+        FakeEngine(script=lambda _: Refusal(kind="refused_by_engine", text="HTTP 400: no")),
+    )
+    at.run()
+    assert len(at.engine.requests) == 1
+    assert checkpoint_rows(at)["q000"]["error_text"] == "HTTP 400: no"
+
+
+def test_interrupted_row_is_asked_again_from_the_turn_where_it_was(desk: MakeDesk) -> None:
+    failing = [True]
+
+    def second_turn_fails_once(request: Request) -> Outcome:
+        if request.turn_index == 1 and failing.pop() if failing else False:
+            return Interruption(cause="HTTP 503")
+        return echo(request)
+
+    at = desk([prompt(1, turns=2)], FakeEngine(script=second_turn_fails_once))
+    at.run()
+    assert [request.turn_index for request in at.engine.requests] == [0, 1, 1]
+    assert checkpoint_rows(at)["q001"]["attempt"] == 2
+
+
+def test_row_that_uses_up_its_budget_is_set_aside_with_its_last_cause(desk: MakeDesk) -> None:
+    def one_is_never_answered(request: Request) -> Outcome:
+        if request.row_id == "q002":
+            return Interruption(cause="HTTP 500: broken")
+        return echo(request)
+
+    at = desk(prompts_of(5), FakeEngine(script=one_is_never_answered))
+    at.run()
+    assert sorted(at.book.ids()) == ["q000", "q001", "q003", "q004"]
+    failed = at.book.failed[0]
+    assert (failed.row_id, failed.cause, failed.attempts) == ("q002", "HTTP 500: broken", 3)
+
+
+def test_retry_after_of_the_server_is_waited_for(desk: MakeDesk) -> None:
+    asked_s: list[float] = []
+
+    def busy_once(request: Request) -> Outcome:
+        asked_s.append(monotonic())
+        if len(asked_s) == 1:
+            return Interruption(cause="HTTP 429", retry_after_s=0.4)
+        return echo(request)
+
+    desk(prompts_of(1), FakeEngine(script=busy_once)).run()
+    assert asked_s[1] - asked_s[0] >= 0.4
+
+
+def test_waiting_row_gives_its_place_to_another(desk: MakeDesk) -> None:
+    def first_waits(request: Request) -> Outcome:
+        if request.row_id == "q000" and not done:
+            return Interruption(cause="HTTP 429", retry_after_s=0.3)
+        done.append(request.row_id)
+        return echo(request)
+
+    done: list[str] = []
+    at = desk(prompts_of(4), FakeEngine(script=first_waits, max_running_requests=1))
+    at.run()
+    assert done[-1] == "q000"
+    each_once(at.book, 4)
+
+
+def test_lost_engine_is_started_again_and_its_rows_are_done(desk: MakeDesk) -> None:
+    at = desk(prompts_of(30), FakeEngine(dies_after=12))
+    at.run()
+    each_once(at.book, 30)
+    assert at.engine.starts == 2
+    assert at.book.lost == ["connection: refused"]
+    assert not at.book.failed
+
+
+def test_engine_that_never_starts_ends_the_worker(desk: MakeDesk) -> None:
+    at = desk(prompts_of(3), FakeEngine(starts_that_fail=99))
+    with pytest.raises(EngineError, match="told to fail"):
+        at.run()
+    assert at.engine.starts == 2
+    assert at.book.ids() == []
+
+
+def test_engine_that_only_fails_is_given_up(desk: MakeDesk) -> None:
+    engine = {"max_consecutive_failures": 4, "max_restarts": 0}
+    at = desk(
+        prompts_of(50),
+        FakeEngine(script=lambda _: Interruption(cause="HTTP 502")),
+        engine=engine,
+        retry={"backoff_initial_s": 0.0, "max_attempts": 90},
+    )
+    with pytest.raises(EngineError, match="finished no row; the last failure was: HTTP 502"):
+        at.run()
+    assert not at.book.failed
+
+
+def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
+    desk: MakeDesk,
+) -> None:
+    # A bad row is finished when it is leased. Given back with the rows before it and leased anew
+    # before the flush, it stands twice in one batch: once stale, once fresh.
+    bad = Problem(kind="no_user_turn", text="none")
+    prompts = [*prompts_of(3), prompt(3, problem=bad), prompt(4, problem=bad)]
+    at = desk(prompts, FakeEngine(), output={"folder": "unused", "flush_interval_s": 60})
+    at.book.orders = [Orders(give_back_rows=0)]
+
+    async def lease_give_back_and_go_on() -> None:
+        await at.worker._lease()
+        await at.worker._give_back_rows(3)
+        await at.worker.run()
+
+    asyncio.run(lease_give_back_and_go_on())
+    each_once(at.book, 5)
+
+
+def test_rows_asked_back_are_given_back_from_the_end(desk: MakeDesk) -> None:
+    at = desk(prompts_of(10), FakeEngine(), work={"shard_rows": 10})
+
+    async def lease_and_give_back() -> None:
+        await at.worker._lease()
+        await at.worker._give_back_rows(4)
+
+    asyncio.run(lease_and_give_back())
+    assert [row.number for row in at.worker._queue] == [0, 1, 2, 3, 4, 5]
+    lease = at.book.ledger.lease("w1", now_s=monotonic())
+    assert lease is not None
+    assert lease.rows == (6, 7, 8, 9)
+
+
+def test_worker_taken_for_dead_drops_its_rows(desk: MakeDesk) -> None:
+    at = desk(prompts_of(5), FakeEngine())
+
+    async def lose_leases() -> None:
+        await at.worker._lease()
+        at.book.ledger.worker_lost("w0")
+        at.book.orders = [Orders(leases_are_lost=True)]
+        await at.worker.run()
+
+    asyncio.run(lose_leases())
+    each_once(at.book, 5)
+
+
+def test_drained_worker_publishes_what_is_finished_and_starts_nothing(desk: MakeDesk) -> None:
+    def stop_at_ten(request: Request) -> Outcome:
+        if len(at.engine.requests) == 10:
+            at.worker.stop()
+        return echo(request)
+
+    at = desk(
+        prompts_of(100),
+        FakeEngine(script=stop_at_ten, max_running_requests=2),
+        output={"folder": "unused", "flush_interval_s": 60},
+    )
+    at.run()
+    assert 8 <= len(at.book.ids()) <= 11
+    assert len(at.engine.requests) <= 12
+    assert at.worker.report().state == "stopped"
+
+
+def test_fault_of_our_own_is_not_swallowed(desk: MakeDesk) -> None:
+    def broken(request: Request) -> Outcome:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        desk(prompts_of(2), FakeEngine(script=broken)).run()
+
+
+def test_history_stops_at_the_first_open_place() -> None:
+    messages = prompt(1, turns=2).messages
+    assert history(messages, []) == messages[:1]
+    filled = conversation(messages, [turn("a"), turn("b")])
+    assert [message.content for message in filled] == ["question 1.0", "a", "question 1.1", "b"]
+    assert filled[1].reasoning_content == "r"
+
+
+def turn(answer: str) -> Turn:
+    return Turn(
+        reasoning_text="r",
+        answer_text=answer,
+        finish_reason="stop",
+        prompt_tokens=1,
+        completion_tokens=1,
+        reasoning_tokens=None,
+        prompt_token_ids=None,
+        completion_token_ids=None,
+        generation_boundary=None,
+        duration_s=0.0,
+    )
+
+
+def checkpoint_rows(at: Desk) -> dict[str, dict[str, object]]:
+    tables = [
+        pq.read_table(at.book.folder.path(f"data/{part.name}")) for part in at.book.parts
+    ]
+    return {row["row_id"]: row for table in tables for row in table.to_pylist()}
