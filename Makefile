@@ -29,6 +29,12 @@ check: $(STAMP) ## format, lint, types and tests: what CI runs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
+bench: $(STAMP) ## measure memory and speed with a million prompts (minutes)
+	$(BIN)/python -m benchmarks.million_prompts
+
+status: $(STAMP) ## how far the demo is, or FOLDER=...
+	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
+
 format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -37,4 +43,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check bench status format clean

@@ -323,6 +323,8 @@ def take_back_errors(
             folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": part.name}))
             continue
         if remaining is not part:
+            # Unlisted first: between the move and the listing the file alone is believed.
+            folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": part.name}))
             remaining = publish(folder, remaining, now_s=now_s)
         kept.append(remaining)
     return tuple(kept)

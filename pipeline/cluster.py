@@ -24,7 +24,7 @@ from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
-from pipeline.worker import Worker, log_path
+from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
@@ -192,7 +192,9 @@ class RemoteBook:
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
 
-    async def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
+    async def publish(
+        self, part: Part, rows: list[tuple[LeaseKey, int]]
+    ) -> set[tuple[LeaseKey, int]]:
         return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
 
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
@@ -225,7 +227,7 @@ class WorkerActor:
             engine=ServedEngine(
                 config=plan.config,
                 worker_number=worker_number,
-                log_path=log_path(folder, worker_number),
+                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
             ),
             book=RemoteBook(book),
             folder=folder,

@@ -10,10 +10,10 @@ from pipeline.checkpoint import DoneRows
 from pipeline.engines.assembly import token_counter
 from pipeline.errors import ConfigError
 from pipeline.prompts import read_prompts
+from pipeline.rows import history
 from pipeline.session import run_identity
 from pipeline.shards import DONE
 from pipeline.storage import Folder
-from pipeline.worker import history
 from schemas.config import RunFile
 from schemas.prompt import Prompt
 

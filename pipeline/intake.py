@@ -23,7 +23,8 @@ from schemas.prompt import Message, Problem, Prompt
 PROMPTS = "prompts"
 """Sub-folder of the output folder."""
 
-_FILE_ROWS = 32_768
+_FILE_ROWS = 8_192
+# A file's rows are held in memory while it is written.
 _GROUP_ROWS = 512
 # A lease is a few dozen rows: a group this size costs a worker one small read.
 

@@ -22,9 +22,10 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     live = _live(folder, session)
     tokens_per_s, rows_per_s = _rates(manifest, now_s)
     rows_open = session.rows_total - rows_done - len(manifest.failed)
+    state = _state(folder, live, rows_open)
     return RunStatus(
         folder=str(folder.root),
-        state=_state(folder, live, rows_open),
+        state=state,
         rows_total=session.rows_total,
         rows_done=rows_done,
         rows_error=sum(part.num_errors for part in parts),
@@ -36,7 +37,8 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,
         num_parts=len(parts),
-        workers=live.workers if live else (),
+        # The last that was heard of workers says nothing once their driver is gone.
+        workers=live.workers if live and state in ("running", "unknown") else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
 

@@ -58,14 +58,18 @@ class Folder:
         _sync_folder(target.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not be there yet; False when it is. Of two callers one wins."""
+        """Write a file that must not be there yet. Of two callers one at most is told True.
+
+        False when it is there, and where the file system has no hard links to make sure with.
+        """
         target = self.path(name)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
         temporary.write_bytes(data)
         try:
             # A hard link is atomic on network file systems where O_EXCL is not.
             target.hardlink_to(temporary)
-        except FileExistsError:
+        except OSError:
+            # There already, or a file system without links, such as a mounted object store.
             return False
         finally:
             temporary.unlink()

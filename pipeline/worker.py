@@ -12,8 +12,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Protocol
 
@@ -22,12 +21,13 @@ import pyarrow as pa
 from pipeline.checkpoint import stage_part
 from pipeline.errors import EngineError
 from pipeline.intake import FrozenPrompts
+from pipeline.rows import Row, history, row_completion, row_request
 from pipeline.storage import Folder
 from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport, WorkerState
-from schemas.prompt import Message, Problem, Prompt, Request, SamplingParams, with_own_seed
+from schemas.prompt import Message, Problem, Prompt, Request
 from schemas.shard import Lease, LeaseKey
 
 _TICK_S = 0.25
@@ -70,20 +70,6 @@ class LeaseBook(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Row:
-    """One row on its way; what is regenerated so far stays with it over retries."""
-
-    key: LeaseKey
-    number: int
-    prompt: Prompt
-    sample_index: int
-    turns: list[Turn] = field(default_factory=list)
-    tries_of_turn: int = 0
-    interruptions: int = 0
-    started_at_s: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
 class Worker:
     """Takes leases, keeps the engine full, stages and publishes what is finished."""
 
@@ -97,10 +83,10 @@ class Worker:
     frozen: FrozenPrompts
     carried_schema: pa.Schema
     log: Callable[[str], None]
-    _queue: deque[_Row] = field(default_factory=deque)
-    _delayed: list[tuple[float, int, _Row]] = field(default_factory=list)
-    _running: dict[asyncio.Task[None], _Row] = field(default_factory=dict)
-    _finished: list[tuple[_Row, Completion]] = field(default_factory=list)
+    _queue: deque[Row] = field(default_factory=deque)
+    _delayed: list[tuple[float, int, Row]] = field(default_factory=list)
+    _running: dict[asyncio.Task[None], Row] = field(default_factory=dict)
+    _finished: list[tuple[Row, Completion]] = field(default_factory=list)
     _something: asyncio.Event = field(default_factory=asyncio.Event)
     _leasing: asyncio.Task[None] | None = None
     _beating: asyncio.Task[None] | None = None
@@ -202,13 +188,13 @@ class Worker:
             self._fault = error
         self._something.set()
 
-    async def _advance(self, row: _Row) -> None:
+    async def _advance(self, row: Row) -> None:
         """Generate the row's open turns in order, until it ends or is interrupted."""
         row.started_at_s = row.started_at_s or time()
         while len(row.turns) < row.prompt.num_turns:
             row.tries_of_turn += 1
             self._requests += 1
-            outcome = await self.engine.generate(self._request(row))
+            outcome = await self.engine.generate(row_request(row, self.config))
             match outcome:
                 case Turn():
                     self._consecutive_failures = 0
@@ -225,21 +211,7 @@ class Worker:
         self._starts_without_a_row = 0
         self._finish(row, None)
 
-    def _request(self, row: _Row) -> Request:
-        turn_index = len(row.turns)
-        return Request(
-            row_id=row.prompt.row_id,
-            sample_index=row.sample_index,
-            turn_index=turn_index,
-            messages=history(
-                row.prompt.messages, row.turns, with_reasoning=self.config.reasoning_in_history
-            ),
-            sampling=with_own_seed(
-                sampling_params(self.config), row.prompt.row_id, row.sample_index, turn_index
-            ),
-        )
-
-    async def _interrupted(self, row: _Row, outcome: Interruption) -> None:
+    async def _interrupted(self, row: Row, outcome: Interruption) -> None:
         self._interruptions += 1
         self._consecutive_failures += 1
         self._last_cause = outcome.cause
@@ -271,7 +243,7 @@ class Worker:
         while self._delayed and self._delayed[0][0] <= monotonic():
             self._queue.appendleft(heapq.heappop(self._delayed)[2])
 
-    async def _set_aside(self, row: _Row, cause: str) -> None:
+    async def _set_aside(self, row: Row, cause: str) -> None:
         failed = FailedRow(
             row_id=row.prompt.row_id,
             sample_index=row.sample_index,
@@ -281,33 +253,17 @@ class Worker:
         )
         await self.book.set_aside(row.key, row.number, failed)
 
-    def _finish(self, row: _Row, problem: Problem | None) -> None:
-        completion = self._completion(row, problem)
-        self._finished.append((row, completion))
-
-    def _completion(self, row: _Row, problem: Problem | None) -> Completion:
-        config = self.config
-        return Completion(
-            row_id=row.prompt.row_id,
-            sample_index=row.sample_index,
-            messages=conversation(row.prompt.messages, row.turns),
-            turns=tuple(row.turns),
-            status="ok" if problem is None else "error",
-            finish_reason=row.turns[-1].finish_reason if row.turns and problem is None else None,
-            error_kind=problem.kind if problem else None,
-            error_text=problem.text if problem else None,
-            model=config.model,
-            thinking=config.thinking,
+    def _finish(self, row: Row, problem: Problem | None) -> None:
+        completion = row_completion(
+            row,
+            problem,
+            config=self.config,
             engine=self.engine.name,
             engine_release=self.engine.release,
-            sampling=with_own_seed(sampling_params(config), row.prompt.row_id, row.sample_index, 0),
-            attempt=row.interruptions + 1 if row.started_at_s else 0,
             worker_id=self.worker_id,
-            content_hash=row.prompt.content_hash,
-            started_at_s=row.started_at_s or time(),
-            finished_at_s=time(),
-            carried=row.prompt.carried,
+            now_s=time(),
         )
+        self._finished.append((row, completion))
 
     # -- leases
 
@@ -334,13 +290,13 @@ class Worker:
             self._something.set()
         self._something.set()
 
-    def _rows_of(self, lease: Lease) -> list[tuple[_Row, Problem | None]]:
+    def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
         """The lease's rows with their prompts; bad ones with what is wrong with them."""
-        rows: list[tuple[_Row, Problem | None]] = []
+        rows: list[tuple[Row, Problem | None]] = []
         for number in lease.rows:
             prompt_number, sample_index = divmod(number, self.config.samples_per_prompt)
             prompt = self.frozen.prompt(prompt_number)
-            row = _Row(key=lease.key, number=number, prompt=prompt, sample_index=sample_index)
+            row = Row(key=lease.key, number=number, prompt=prompt, sample_index=sample_index)
             rows.append((row, prompt.problem or self._over_context(prompt)))
         return rows
 
@@ -507,36 +463,3 @@ class Worker:
     async def _pause(self, wait_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drain_asked.wait(), wait_s)
-
-
-# -- conversations
-
-
-def sampling_params(config: RunFile) -> SamplingParams:
-    return SamplingParams(**config.sampling.model_dump())
-
-
-def history(
-    messages: Sequence[Message], turns: Sequence[Turn], *, with_reasoning: bool = False
-) -> tuple[Message, ...]:
-    """What is asked next: all up to the first open place, with the turns so far filled in."""
-    asked: list[Message] = []
-    generated = iter(turns)
-    for message in messages:
-        if message.role == "assistant":
-            turn = next(generated, None)
-            if turn is None:
-                break
-            reasoning = turn.reasoning_text if with_reasoning else None
-            message = replace(message, content=turn.answer_text, reasoning_content=reasoning)
-        asked.append(message)
-    return tuple(asked)
-
-
-def conversation(messages: Sequence[Message], turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """The regenerated conversation, with every turn's reasoning; open places are left out."""
-    return history(messages, turns, with_reasoning=True)
-
-
-def log_path(folder: Folder, worker_number: int) -> Path:
-    return folder.path(f"logs/engine-{worker_number}.log")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def new_run(
-    tmp_path: Path, rows: list[dict[str, Any]], ray_address: str | None = None, **settings: Any
+    tmp_path: Path, rows: list[dict[str, Any]], ray_address: str | None = None, **settings: object
 ) -> Run:
     """`settings` are keys of the run file; sections are merged into those that stand there."""
     prompts = tmp_path / "prompts.parquet"
@@ -108,7 +109,7 @@ def new_run(
     return run
 
 
-def write_run_file(run: Run, **settings: Any) -> None:
+def write_run_file(run: Run, **settings: object) -> None:
     values: dict[str, Any] = {
         "prompts": {"path": str(run.prompts), "id_column": "id"},
         "model": "Qwen/Qwen3-8B",
@@ -120,6 +121,12 @@ def write_run_file(run: Run, **settings: Any) -> None:
         merges = isinstance(standing, dict) and isinstance(given, dict)
         values[section] = {**standing, **given} if merges else given  # type: ignore[dict-item]
     run.run_file.write_text(yaml.safe_dump(values))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def questions(num_rows: int) -> list[dict[str, Any]]:

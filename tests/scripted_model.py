@@ -45,7 +45,8 @@ SCRIPT = (
 
 TEMPLATE = (
     "{%- for message in messages -%}"
-    "{%- if message.content == 'raise' -%}{{ raise_exception('this template refuses') }}{%- endif -%}"
+    "{%- if message.content == 'raise' -%}"
+    "{{ raise_exception('this template refuses') }}{%- endif -%}"
     "{{ '<|im_start|>' + message.role + '\n' }}"
     "{%- if message.reasoning_content is string -%}"
     "{{ '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{%- endif -%}"

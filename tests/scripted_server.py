@@ -60,6 +60,8 @@ class ScriptedServer:
     url: str = ""
     in_flight: int = 0
     peak_in_flight: int = 0
+    keeps_requests: bool = True
+    num_requests: int = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -95,9 +97,11 @@ class ScriptedServer:
         if not path.endswith("/chat/completions"):
             return Reply(status=404, body=b'{"error": {"message": "no such page"}}')
         request = json.loads(body)
-        self.requests.append(request)
-        self.headers.append(headers)
-        reply = self.script(request, len(self.requests))
+        self.num_requests += 1
+        if self.keeps_requests:
+            self.requests.append(request)
+            self.headers.append(headers)
+        reply = self.script(request, self.num_requests)
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         await asyncio.sleep(reply.delay_s)

@@ -20,6 +20,7 @@ from running import (
     below,
     ended,
     engine_pids,
+    free_port,
     kill,
     new_run,
     questions,
@@ -53,16 +54,12 @@ def cluster() -> Iterator[str]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_until(lambda: is_listening(port))
-        yield f"127.0.0.1:{port}"
-        head.terminate()
-        head.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            wait_until(lambda: is_listening(port))
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+            head.wait()
 
 
 def is_listening(port: int) -> bool:
@@ -76,11 +73,11 @@ def server() -> Iterator[ScriptedServer]:
         yield running
 
 
-def embedded(model_file: Path, **more: Any) -> dict[str, Any]:
+def embedded(model_file: Path, **more: object) -> dict[str, Any]:
     return {"kind": "embedded", "count": 2, "model_file": str(model_file), "threads": 1} | more
 
 
-def endpoint(*servers: ScriptedServer, **more: Any) -> dict[str, Any]:
+def endpoint(*servers: ScriptedServer, **more: object) -> dict[str, Any]:
     return {"kind": "endpoint", "base_urls": [server.url for server in servers]} | more
 
 

@@ -1,4 +1,4 @@
-"""One worker with a fake engine and the real ledger: every leased row ends once or is open again."""
+"""One worker with a fake engine and the real ledger: a leased row ends once or is open again."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from pipeline import checkpoint
 from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError
 from pipeline.intake import FrozenPrompts, freeze
+from pipeline.rows import conversation, history
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
-from pipeline.worker import Worker, conversation, history
+from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
@@ -392,7 +393,5 @@ def turn(answer: str) -> Turn:
 
 
 def checkpoint_rows(at: Desk) -> dict[str, dict[str, object]]:
-    tables = [
-        pq.read_table(at.book.folder.path(f"data/{part.name}")) for part in at.book.parts
-    ]
+    tables = [pq.read_table(at.book.folder.path(f"data/{part.name}")) for part in at.book.parts]
     return {row["row_id"]: row for table in tables for row in table.to_pylist()}

@@ -1,0 +1,148 @@
+"""Imports point down, and each package has one door. Read from the sources, nothing is run."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the ground up; a module imports only from lower floors. Neighbours do not import each other.
+FLOORS = (
+    ("pipeline.errors",),
+    ("schemas.prompt", "schemas.shard", "schemas.manifest"),
+    ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan"),
+    ("schemas.session",),
+    ("pipeline.planner",),
+    ("pipeline.storage",),
+    ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.prompts"),
+    ("pipeline.shards", "pipeline.rows", "pipeline.status"),
+    (
+        "pipeline.engines.thinking",
+        "pipeline.engines.tokens",
+        "pipeline.engines.server",
+        "pipeline.engines.guard",
+        "pipeline.engines.embedded",
+        "pipeline.engines.embedded_server",
+        "pipeline.engines.fake",
+    ),
+    ("pipeline.engines.client",),
+    ("pipeline.engines.assembly",),
+    ("pipeline.worker",),
+    ("pipeline.session",),
+    ("pipeline.cluster", "pipeline.dry_run"),
+    ("jobs.status", "jobs.plan"),
+    ("jobs.regenerate",),
+)
+
+DOORS = {
+    "ray": {"pipeline.cluster"},
+    "openai": {"pipeline.engines.client"},
+    "datasets": {"pipeline.prompts"},
+    "pyarrow": {
+        "schemas.completion",
+        "pipeline.checkpoint",
+        "pipeline.intake",
+        "pipeline.worker",
+        "pipeline.dry_run",
+    },
+    "tqdm": {"jobs.regenerate"},
+    "pydantic": {"schemas.config"},
+    "pydantic_core": {"schemas.config"},
+    "yaml": {"schemas.config"},
+    "tokenizers": {"pipeline.engines.tokens"},
+    "gguf": {"pipeline.engines.tokens"},
+    "huggingface_hub": {"pipeline.engines.tokens"},
+    "xllamacpp": {"pipeline.engines.embedded_server"},
+    "subprocess": {"pipeline.engines.server", "pipeline.engines.guard"},
+    "time": {
+        "jobs.regenerate",
+        "jobs.status",
+        "pipeline.cluster",
+        "pipeline.worker",
+        # Durations and deadlines of what happens outside: no record is stamped there.
+        "pipeline.engines.assembly",
+        "pipeline.engines.client",
+        "pipeline.engines.guard",
+    },
+}
+
+OURS = ("schemas", "pipeline", "jobs")
+
+
+def modules() -> list[str]:
+    files = [file for package in OURS for file in (ROOT / package).rglob("*.py")]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return sorted(name for name in names if not name.endswith("__init__"))
+
+
+def tree(module: str) -> ast.Module:
+    return ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+
+
+def imported(module: str) -> set[str]:
+    """Every module that this one names in an import, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name for name in inner if (ROOT / (name.replace(".", "/") + ".py")).exists()}
+            names |= known or {str(node.module)}
+    return names
+
+
+def floor(module: str) -> int | None:
+    for height, names in enumerate(FLOORS):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return height
+    return None
+
+
+@pytest.mark.parametrize("module", modules())
+def test_module_has_a_floor_and_imports_only_from_below(module: str) -> None:
+    own = floor(module)
+    assert own is not None, f"{module} has no floor: say where it stands"
+    for name in imported(module):
+        if name.split(".")[0] not in OURS:
+            continue
+        other = floor(name)
+        same_room = name.rpartition(".")[0] == module.rpartition(".")[0] == "pipeline.planner"
+        assert other is not None, f"{module} imports {name}, which has no floor"
+        assert other < own or same_room, f"{module} imports {name}, which does not stand below it"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_package_is_imported_through_its_door_alone(module: str) -> None:
+    for name in imported(module):
+        package = name.split(".")[0]
+        if package in DOORS:
+            assert module in DOORS[package], f"{module} imports {package}: not its door"
+
+
+def test_modules_are_not_named_after_others() -> None:
+    for module in modules():
+        name = module.rpartition(".")[2]
+        assert name not in sys.stdlib_module_names, f"{module} hides a module of Python's"
+        assert name not in DOORS, f"{module} hides a package"
+
+
+def test_jobs_define_functions_only() -> None:
+    for module in modules():
+        if module.startswith("jobs."):
+            classes = [node for node in tree(module).body if isinstance(node, ast.ClassDef)]
+            assert not classes, f"{module}: a class there is another one on a worker"
+
+
+def test_every_module_says_what_it_is() -> None:
+    for module in modules():
+        assert ast.get_docstring(tree(module)), module
+
+
+def test_files_are_short_enough_to_be_read() -> None:
+    for module in modules():
+        lines = (ROOT / (module.replace(".", "/") + ".py")).read_text().count("\n")
+        assert lines <= 560, f"{module} has {lines} lines"
