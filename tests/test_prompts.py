@@ -541,6 +541,12 @@ def test_kept_columns_count_for_the_id_and_others_do_not(tmp_path: Path) -> None
     assert ids(backwards, keep_columns=["label"]) == kept[::-1]
 
 
+def test_order_of_keys_and_of_kept_columns_does_not_count_for_the_id(tmp_path: Path) -> None:
+    one = json_lines(tmp_path / "p.jsonl", [{"prompt": "q", "a": {"x": 1, "y": 2}, "b": 3}])
+    two = json_lines(tmp_path / "q.jsonl", [{"b": 3, "a": {"y": 2, "x": 1}, "prompt": "q"}])
+    assert ids(one, keep_columns=["a", "b"]) == ids(two, keep_columns=["b", "a"])
+
+
 def test_system_prompt_counts_for_the_id(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "p.jsonl", [{"prompt": "q"}])
     assert ids(path) != ids(path, system_prompt="be brief")
