@@ -267,7 +267,7 @@ def _display(rows_total: int, rows_done: int) -> Iterator[Callable[["Progress", 
             for event in events:
                 bar.write(event, file=sys.stderr)
             _note_rate(rates, time.monotonic(), progress)
-            bar.set_postfix_str(_progress_text(progress, rates), refresh=False)
+            bar.set_postfix_str(_progress_text(progress, rates).partition(" ")[2], refresh=False)
             bar.update(progress.rows_done - bar.n)
             bar.refresh()
 

@@ -1,4 +1,4 @@
-"""Data set rows → Prompt. The one door to `datasets`.
+"""Source rows → Prompt. Pure, but for the reading that `sources` does underneath.
 
 Invariant: every source row becomes exactly one Prompt, a bad one with its Problem; its row id
 depends on the id column or on what the row says, never on where it stands. Nothing is held of the
@@ -7,16 +7,12 @@ rows that have passed except a digest of each id.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
-from pathlib import Path
-
-import datasets
 
 from pipeline.errors import ConfigError
+from pipeline.sources import input_files, one_line_error, open_source
 from schemas.completion import COMPLETION_SCHEMA
 from schemas.config import PromptsConfig, PromptShape
 from schemas.prompt import Message, Problem, Prompt, Role, content_hash, content_row_id
@@ -35,10 +31,6 @@ _ROLES: dict[str, Role] = {
 """Role names of chat messages and of ShareGPT conversations."""
 
 _SYSTEM_COLUMNS = ("system_prompt", "system")
-_PARQUET_ENDINGS = (".parquet", ".pq")
-_JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".json")
-_KNOWN_ENDINGS = _PARQUET_ENDINGS + _JSON_LINES_ENDINGS
-_READ_BATCH_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,44 +50,6 @@ class PromptStream:
     arrow_schema: object | None
     """The source's own column types (a pyarrow.Schema); None where the rows alone tell them."""
     prompts: Iterator[Prompt]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    columns: tuple[str, ...]
-    arrow_schema: object | None
-    rows: Callable[[list[str]], Iterator[dict[str, object]]]
-    """One pass over the named columns, a dict a row."""
-
-
-def input_files(config: PromptsConfig) -> list[Path]:
-    """The local files of the input in order; none for a hub name.
-
-    Raises ConfigError for a path that is there but holds nothing that can be read.
-    """
-    path = Path(config.path)
-    if path.is_file():
-        if path.suffix not in _KNOWN_ENDINGS:
-            raise ConfigError(
-                f"prompts.path: {path} ends in {path.suffix or 'nothing'!r}; expected .parquet, "
-                f".jsonl, .ndjson or .json"
-            )
-        return [path]
-    if not path.is_dir():
-        return []
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    if _is_saved_data_set(path):
-        return files
-    wanted = [file for file in files if not _is_hidden(file.relative_to(path))]
-    for endings in (_PARQUET_ENDINGS, _JSON_LINES_ENDINGS):
-        chosen = [file for file in wanted if file.suffix in endings]
-        if chosen:
-            return chosen
-    raise ConfigError(f"prompts.path: folder {path} holds no .parquet or JSON-lines file")
-
-
-def _is_hidden(file: Path) -> bool:
-    return any(part.startswith(".") for part in file.parts)
 
 
 def input_fingerprint(config: PromptsConfig) -> str | None:
@@ -118,7 +72,7 @@ def read_prompts(config: PromptsConfig) -> PromptStream:
     Raises ConfigError at once for an input that cannot be opened or lacks a column, and while
     iterating for an id that comes twice, a row without an id, or a file that breaks off.
     """
-    source = _open_source(config)
+    source = open_source(config)
     columns = input_columns(source.columns, config)
     _check_columns(source.columns, config)
     wanted = [columns.column, columns.system_column, config.id_column, *config.keep_columns]
@@ -170,130 +124,6 @@ def prompt_from_row(row: dict[str, object], columns: InputColumns, config: Promp
     )
 
 
-# -- opening
-
-
-def _open_source(config: PromptsConfig) -> _Source:
-    datasets.disable_progress_bars()
-    # Else the hub is told of every file that is opened, 5 s each on a machine without a network.
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    # What goes wrong is raised as well, and told once.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    path = Path(config.path)
-    files = input_files(config)
-    if not files and (path.suffix in _KNOWN_ENDINGS or path.is_absolute()):
-        raise ConfigError(f"prompts.path: no file or folder {config.path}")
-    unreadable = f"cannot read {config.path}"
-    if not files:
-        unreadable = (
-            f"{config.path} is no file or folder here and could not be loaded as a hub data set"
-        )
-    with _one_line(unreadable):
-        if not files:
-            return _data_set_source(_loaded(config.path, name=config.name, split=config.split))
-        if path.is_dir() and _is_saved_data_set(path):
-            return _data_set_source(_saved_split(path, config))
-        if files[0].suffix in _JSON_LINES_ENDINGS:
-            return _json_lines_source(files, config)
-        data_files = {"train": [str(file) for file in files]}
-        # With a batch size of its own, so that the library does not take the first row group's,
-        # which is 0 in a file without rows.
-        return _data_set_source(
-            _loaded("parquet", data_files=data_files, split="train", batch_size=_READ_BATCH_ROWS)
-        )
-
-
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """An input that cannot be read is the user's to mend: ConfigError with the reason's first line.
-
-    What the library raises differs by release and by the fault; a cast that fails is a TypeError.
-    """
-    try:
-        yield
-    except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"prompts.path: {what}: {said}") from None
-
-
-def _is_saved_data_set(path: Path) -> bool:
-    return (path / "state.json").exists() or (path / "dataset_dict.json").exists()
-
-
-def _saved_split(path: Path, config: PromptsConfig) -> datasets.Dataset:
-    loaded = datasets.load_from_disk(str(path))
-    if not isinstance(loaded, datasets.DatasetDict):
-        return loaded
-    if config.split not in loaded:
-        raise ConfigError(
-            f"prompts.split: {path} has no split {config.split!r}; it has {', '.join(loaded)}"
-        )
-    return loaded[config.split]
-
-
-def _loaded(loader: str, **options: object) -> datasets.IterableDataset:
-    return datasets.load_dataset(loader, streaming=True, **options)
-
-
-def _data_set_source(data_set: datasets.Dataset | datasets.IterableDataset) -> _Source:
-    names = data_set.column_names
-    if names is None:
-        data_set = data_set._resolve_features()  # noqa: SLF001 - the library's own way, unexported
-        names = data_set.column_names or []
-    schema = data_set.features.arrow_schema if data_set.features else None
-    return _Source(columns=tuple(names), arrow_schema=schema, rows=partial(_batched, data_set))
-
-
-def _batched(
-    data_set: datasets.Dataset | datasets.IterableDataset, names: list[str]
-) -> Iterator[dict[str, object]]:
-    """Rows decoded a batch at a time, several times the speed of row by row."""
-    for batch in data_set.select_columns(names).iter(batch_size=_READ_BATCH_ROWS):
-        for values in zip(*(batch[name] for name in names), strict=True):
-            yield dict(zip(names, values, strict=True))
-
-
-def _json_lines_source(files: list[Path], config: PromptsConfig) -> _Source:
-    """JSON lines are parsed here: a column may hold a list in one row and text in the next."""
-    first_rows = list(islice(_json_rows(files), _READ_BATCH_ROWS))
-    if not first_rows:
-        raise ConfigError(f"prompts.path: {config.path} has no rows")
-    columns = dict.fromkeys(name for row in first_rows for name in row)
-    return _Source(columns=tuple(columns), arrow_schema=None, rows=lambda _: _json_rows(files))
-
-
-def _json_rows(files: list[Path]) -> Iterator[dict[str, object]]:
-    for file in files:
-        data_files = {"train": [str(file)]}
-        lines = datasets.load_dataset("text", data_files=data_files, split="train", streaming=True)
-        texts = (
-            text for batch in lines.iter(batch_size=_READ_BATCH_ROWS) for text in batch["text"]
-        )
-        with _one_line(f"cannot read {file}"):
-            for number, text in enumerate(texts, start=1):
-                line = text.removeprefix("\ufeff")
-                if line.strip():
-                    yield _json_object(line, file, number)
-
-
-def _json_object(text: str, file: Path, number: int) -> dict[str, object]:
-    try:
-        row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"prompts.path: {file} line {number}: not JSON: {error.msg} at column {error.colno}; "
-            f"expected one JSON object a line"
-        ) from None
-    except RecursionError:
-        raise ConfigError(f"prompts.path: {file} line {number}: nested too deep") from None
-    if not isinstance(row, dict):
-        raise ConfigError(
-            f"prompts.path: {file} line {number}: found a {type(row).__name__}; "
-            f"expected one JSON object a line"
-        )
-    return row
-
-
 def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
     wanted = {
         "prompts.column": [config.column] if config.column else [],
@@ -315,7 +145,7 @@ def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
             )
 
 
-# -- rows
+# -- columns and rows
 
 
 def _prompts(
@@ -350,7 +180,7 @@ def _readable(
     rows: Iterable[dict[str, object]], config: PromptsConfig
 ) -> Iterator[dict[str, object]]:
     """The rows of a file that may break off in the middle."""
-    with _one_line(f"cannot read {config.path}"):
+    with one_line_error(f"cannot read {config.path}"):
         yield from rows
 
 

@@ -16,7 +16,8 @@ FLOORS = (
     ("schemas.session",),
     ("pipeline.planner",),
     ("pipeline.storage",),
-    ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.prompts"),
+    ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.sources"),
+    ("pipeline.prompts",),
     ("pipeline.shards", "pipeline.rows", "pipeline.status"),
     (
         "pipeline.engines.thinking",
@@ -39,11 +40,12 @@ FLOORS = (
 DOORS = {
     "ray": {"pipeline.cluster"},
     "openai": {"pipeline.engines.client"},
-    "datasets": {"pipeline.prompts"},
+    "datasets": {"pipeline.sources"},
     "pyarrow": {
         "schemas.completion",
         "pipeline.checkpoint",
         "pipeline.intake",
+        "pipeline.sources",
         "pipeline.worker",
         "pipeline.dry_run",
     },

@@ -422,7 +422,7 @@ def test_parquet_files_whose_types_clash_are_refused(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", [{"prompt": "a", "x": 1}])
     parquet(tmp_path / "b.parquet", [{"prompt": "b", "x": ["list"]}])
     said = refusal(tmp_path, keep_columns=["x"])
-    assert said.startswith(f"prompts.path: cannot read {tmp_path}: Couldn't cast")
+    assert said.startswith(f"prompts.path: the columns of {tmp_path / 'b.parquet'} are not those")
 
 
 def test_file_that_breaks_off_is_refused_when_its_break_is_reached(tmp_path: Path) -> None:
@@ -659,3 +659,25 @@ def test_file_of_an_unknown_kind_is_refused(tmp_path: Path, name: str) -> None:
     said = refusal(tmp_path / name)
     assert said.startswith(f"prompts.path: {tmp_path / name} ends in ")
     assert "expected .parquet, .jsonl, .ndjson or .json" in said
+
+
+def test_named_column_that_first_comes_late_in_json_lines_is_found(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {number}?"} for number in range(600)]
+    rows.append({"prompt": "the last?", "label": "late"})
+    path = tmp_path / "late.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    stream = read_prompts(PromptsConfig(path=str(path), keep_columns=["label"]))
+    assert [prompt.carried["label"] for prompt in stream.prompts][-2:] == [None, "late"]
+
+
+def test_memory_stays_flat_over_one_large_row_group(tmp_path: Path) -> None:
+    # 64 MB of prompts in one row group; Arrow's own count of what it holds is a few batches.
+    table = pa.table({"prompt": [f"{number:08d}" * 256 for number in range(32_000)]})
+    path = tmp_path / "large.parquet"
+    pq.write_table(table, path, row_group_size=32_000, use_dictionary=False)
+    del table
+    pool = pa.default_memory_pool()
+    before, peak = pool.bytes_allocated(), 0
+    for _ in read_prompts(PromptsConfig(path=str(path))).prompts:
+        peak = max(peak, pool.bytes_allocated() - before)
+    assert peak < 16 * 2**20
