@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
 _EXAMPLE_CHARACTERS = 240
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PLAIN_PROGRESS_S = 10.0
 _RATE_WINDOW_S = 60.0
 
@@ -117,6 +118,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _exit_on_signals()
     folder = Folder(Path(config.output.folder))
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
@@ -228,10 +230,21 @@ def _watch(
             return "failed"
 
 
+def _exit_on_signals() -> None:
+    """Until engines run there is nothing to drain: leave at once, and give the folder free."""
+
+    def leave(received: int, _: object) -> None:
+        _log(f"event=stopped by={signal.Signals(received).name}; nothing was started")
+        raise SystemExit(128 + received)
+
+    for number in _STOP_SIGNALS:
+        signal.signal(number, leave)
+
+
 def _caught_signals() -> list[int]:
     """Signals caught from here on, in order; Ray has its own handlers until then."""
     caught: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _STOP_SIGNALS:
         signal.signal(number, lambda received, _: caught.append(received))
     return caught
 

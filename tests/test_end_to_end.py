@@ -420,3 +420,15 @@ def test_no_process_outlives_a_killed_driver(tmp_path: Path, model_file: Path) -
     wait_until(
         lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
     )
+
+
+def test_signal_while_prompts_are_read_gives_the_folder_free(tmp_path: Path) -> None:
+    engine = {"kind": "endpoint", "base_urls": ["http://127.0.0.1:9/v1"]}
+    run = new_run(tmp_path, questions(300_000), engine=engine)
+    process = run.start()
+    wait_until(lambda: (run.folder / "driver.json").exists())
+    process.send_signal(signal.SIGINT)
+    result = ended(process)
+    assert result.code == 128 + signal.SIGINT
+    assert "Traceback" not in result.err
+    assert not (run.folder / "driver.json").exists()
