@@ -21,7 +21,13 @@ from tqdm import tqdm
 
 from jobs.status import as_json as status_as_json
 from jobs.status import duration, failed_lines
-from pipeline.errors import ConfigError, DriverLostError, EngineError, PipelineError
+from pipeline.errors import (
+    ConfigError,
+    CoordinatorLostError,
+    DriverLostError,
+    EngineError,
+    PipelineError,
+)
 from schemas.config import RunFile, read_run_file
 
 if TYPE_CHECKING:
@@ -46,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.dry_run:
             return _dry_run(config, as_json=arguments.json)
         return _run(config, arguments)
+    except CoordinatorLostError as error:
+        print(error, file=sys.stderr)
+        return WITH_ERRORS
     except PipelineError as error:
         print(error, file=sys.stderr)
         return USER_CAN_FIX
@@ -118,6 +127,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
     _make_folder(folder)
@@ -143,6 +153,16 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         driver_lock.release(folder, holder)
 
 
+def _check_folders_apart(config: RunFile) -> None:
+    """A folder of prompts that holds the output would grow by it."""
+    prompts, output = Path(config.prompts.path).absolute(), Path(config.output.folder)
+    if prompts.is_dir() and output.is_relative_to(prompts):
+        raise ConfigError(
+            f"output.folder: {output} lies inside prompts.path {prompts}, whose files are all "
+            f"read; use a folder beside it"
+        )
+
+
 def _make_folder(folder: "Folder") -> None:
     try:
         folder.make()
@@ -165,6 +185,9 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
             except DriverLostError:
                 lost.set()
                 return
+            except OSError as error:
+                # The folder may come back; if it does not, the next publication says so.
+                _log(f"event=warning the driver's lock cannot be written: {error}")
 
     thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ under `quarantine/`, where nothing is ever deleted.
 import dataclasses
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -163,9 +163,13 @@ def read_run(folder: Folder) -> RunRecord | None:
 
 def example_completion(folder: Folder) -> dict[str, object] | None:
     """Row id and messages of one published completion, an `ok` one where there is any."""
-    for name in reversed(folder.names(DATA)):
-        with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
-            table = file.read(columns=["row_id", "status", "messages"])
+    for name in reversed(read_manifest(folder).parts):
+        try:
+            with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+                table = file.read(columns=["row_id", "status", "messages"])
+        except (pa.ArrowException, OSError):
+            # Taken away or cut since it was published; the next session reports it.
+            continue
         good = table.filter(pc.equal(table["status"], "ok"))
         if good.num_rows:
             return good.slice(0, 1).to_pylist()[0]  # type: ignore[no-any-return]
@@ -308,16 +312,22 @@ def _quarantined(folder: Folder, path: str, why: str, listed: Part | None) -> st
 
 
 def take_back_errors(
-    folder: Folder, record: RunRecord, parts: Sequence[Part], *, now_s: float
+    folder: Folder,
+    record: RunRecord,
+    parts: Sequence[Part],
+    row_ids: Iterable[pa.Array],
+    *,
+    now_s: float,
 ) -> tuple[Part, ...]:
-    """Rewrite parts without their error rows, so that those can be asked again.
+    """Rewrite parts without the error rows of `row_ids`, so that those can be asked again.
 
     Each part is replaced in one rename, so a row is never visible twice; a crash leaves every
     part either as it was or without its error rows.
     """
     kept: list[Part] = []
+    asked = pa.concat_arrays(list(row_ids))
     for part in parts:
-        remaining = _without_errors(folder, record, part) if part.num_errors else part
+        remaining = _without_errors(folder, record, part, asked) if part.num_errors else part
         if remaining is None:
             folder.remove(f"{DATA}/{part.name}")
             folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": part.name}))
@@ -330,14 +340,19 @@ def take_back_errors(
     return tuple(kept)
 
 
-def _without_errors(folder: Folder, record: RunRecord, part: Part) -> Part | None:
+def _without_errors(folder: Folder, record: RunRecord, part: Part, asked: pa.Array) -> Part | None:
+    """The part staged anew; itself when none of its error rows is asked for; None when all are."""
     with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
         table = file.read()
         summary = json.loads(file.schema_arrow.metadata[_FOOTER_KEY])
-    table = table.filter(pc.equal(table["status"], "ok"))
+    stays = pc.or_(pc.equal(table["status"], "ok"), pc.invert(pc.is_in(table["row_id"], asked)))
+    num_before, table = table.num_rows, table.filter(stays)
+    if table.num_rows == num_before:
+        return part
     if not table.num_rows:
         return None
-    summary |= {"num_errors": 0, "run_id": record.run_id}
+    num_errors = pc.sum(pc.equal(table["status"], "error")).as_py()
+    summary |= {"num_errors": num_errors, "run_id": record.run_id}
     summary |= {name: _turn_sum(table, name) for name in ("prompt_tokens", "completion_tokens")}
     data = _part_bytes(table, summary)
     folder.write_whole(f"{STAGING}/{part.name}", data)

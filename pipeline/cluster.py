@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline import checkpoint, driver_lock
 from pipeline.engines.assembly import ServedEngine
-from pipeline.errors import ConfigError, EngineError, PipelineError
+from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
@@ -64,6 +64,9 @@ class Coordinator:
     # -- for workers
 
     def lease(self, worker_id: str) -> LeaseReply:
+        if worker_id in self._taken_for_dead:
+            # It has yet to hear that its leases are lost; a new one would be dropped with them.
+            return LeaseReply(lease=None, is_over=False)
         lease = self._ledger.lease(worker_id, now_s=monotonic())
         if lease is None and not self._ledger.is_over:
             self._ask_back(worker_id)
@@ -88,6 +91,10 @@ class Coordinator:
 
     def give_back(self, key: LeaseKey, first_row: int) -> None:
         self._ledger.give_back(key, first_row)
+
+    def release(self, worker_id: str) -> None:
+        """The worker holds nothing: what the ledger still leases to it is open again."""
+        self._ledger.worker_left(worker_id)
 
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
@@ -203,6 +210,9 @@ class RemoteBook:
     async def give_back(self, key: LeaseKey, first_row: int) -> None:
         await self.coordinator.give_back.remote(key, first_row)
 
+    async def release(self, worker_id: str) -> None:
+        await self.coordinator.release.remote(worker_id)
+
     async def engine_lost(self, worker_id: str, cause: str) -> None:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
@@ -214,6 +224,9 @@ class WorkerActor:
     """One worker and its engine in a process of their own."""
 
     def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
+        # Engines on this machine are never asked through a proxy.
+        for name in ("NO_PROXY", "no_proxy"):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         folder = Folder(plan.root)
@@ -274,11 +287,13 @@ class Cluster:
     def poll(self) -> tuple[Progress, list[str]]:
         """Wait a moment, look after the workers, and tell how far the run is.
 
-        Raises DriverLostError when the folder was taken over, RayActorError when the coordinator
-        is gone, and whatever a worker raised by a fault of ours.
+        Raises DriverLostError when the folder was taken over, CoordinatorLostError when the
+        coordinator is gone, ConfigError when the folder cannot be written, and whatever a worker
+        raised by a fault of ours.
         """
         events = self._look_after_workers()
-        progress, lines = ray.get(self.coordinator.poll.remote())
+        with _told_in_one_line():
+            progress, lines = ray.get(self.coordinator.poll.remote())
         return progress, [*lines, *events, *self._waiting(progress)]
 
     @property
@@ -321,13 +336,11 @@ class Cluster:
         del self.hired[hired.number]
         cause = None
         try:
-            ray.get(hired.running)
+            with _told_in_one_line(but=(EngineError, RayActorError)):
+                ray.get(hired.running)
         except EngineError as error:
-            cause = _first_line(error)
+            cause = str(_as_raised(error))
             self.causes.append(cause)
-        except PipelineError as error:
-            # Ours and the user's to mend, as it was raised: Ray's copy holds a traceback.
-            raise getattr(error, "cause", error) from None
         except RayActorError:
             cause = "its process died"
             crashes = self._crashes[hired.number] = self._crashes.get(hired.number, 0) + 1
@@ -335,7 +348,8 @@ class Cluster:
                 self._hire(hired.number)
             else:
                 self.causes.append(f"worker {hired.number} died {crashes} times")
-        ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
+        with _told_in_one_line():
+            ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
         return f"event=worker_ended worker={hired.worker_id} cause={cause or 'no work left'!r}"
 
     def _waiting(self, progress: Progress) -> Iterator[str]:
@@ -410,7 +424,28 @@ def _free_resources() -> str:
     return f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
 
 
-def _first_line(error: EngineError) -> str:
-    # Ray shows the remote traceback in `str`; the error as it was raised is its cause.
-    original = getattr(error, "cause", None) or error
-    return str(original)
+@contextlib.contextmanager
+def _told_in_one_line(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Errors of the run that are no fault of ours, as they were raised on the other side.
+
+    A coordinator that is gone because it found the folder taken over says so only here.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except PipelineError as error:
+        raise _as_raised(error) from None
+    except OSError as error:
+        raise ConfigError(f"output.folder: cannot be written: {_as_raised(error)}") from None
+    except RayActorError:
+        raise CoordinatorLostError(
+            "the coordinator's process died; what was published stands, and the same command "
+            "resumes"
+        ) from None
+
+
+def _as_raised(error: Exception) -> Exception:
+    """Ray's copy of an error shows a traceback in its text; the original is its cause."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error

@@ -29,5 +29,9 @@ class LeaseLostError(PipelineError):
     """The coordinator gave the work to another. The worker drops what it was doing."""
 
 
+class CoordinatorLostError(PipelineError):
+    """The coordinator's process is gone. `jobs` exits with 3: the same command resumes."""
+
+
 class DriverLostError(PipelineError):
     """Another driver took the output folder over. The coordinator stops publishing at once."""

@@ -23,7 +23,7 @@ from schemas.prompt import Message, Problem, Prompt
 PROMPTS = "prompts"
 """Sub-folder of the output folder."""
 
-_FILE_ROWS = 8_192
+_FILE_ROWS = 2_048
 # A file's rows are held in memory while it is written.
 _GROUP_ROWS = 512
 # A lease is a few dozen rows: a group this size costs a worker one small read.
@@ -209,12 +209,23 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 def _carried_type(source: pa.DataType) -> pa.DataType:
     """The source's type where JSON holds its values exactly, else text."""
+    if _holds_map(source):
+        return pa.string()
+    if pa.types.is_dictionary(source):
+        return _carried_type(source.value_type)
     if pa.types.is_struct(source):
         return pa.struct([pa.field(f.name, _carried_type(f.type)) for f in source])
     if any(is_a_list(source) for is_a_list in _LISTS):
         return pa.list_(_carried_type(source.value_type))
     exact = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
     return source if any(is_exact(source) for is_exact in exact) else pa.string()
+
+
+def _holds_map(source: pa.DataType) -> bool:
+    """Whether a map stands anywhere inside: JSON knows it as a list, so it goes out as text."""
+    if pa.types.is_map(source):
+        return True
+    return any(_holds_map(source.field(number).type) for number in range(source.num_fields))
 
 
 def _widened(known: pa.Schema, carried: list[str], prompts: list[Prompt]) -> pa.Schema:

@@ -61,7 +61,8 @@ def prepare(
         log(f"event=mended {report}")
     parts = recovery.parts
     if retry_errors:
-        parts = checkpoint.take_back_errors(folder, record, parts, now_s=now_s)
+        row_ids = (row_ids for row_ids, _ in frozen.ids())
+        parts = checkpoint.take_back_errors(folder, record, parts, row_ids, now_s=now_s)
     states, marked, drift = _done_states(config, frozen, parts, accept_drift=accept_drift)
     if drift is not None:
         record = _with_drift(folder, record, drift, log)

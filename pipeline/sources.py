@@ -147,9 +147,19 @@ def _batched(
 
 
 def _parquet_source(files: list[Path]) -> Source:
-    schema = pq.read_schema(files[0])
+    schema = _common_schema([pq.read_schema(file) for file in files])
     rows = partial(_parquet_rows, files, schema)
     return Source(columns=tuple(schema.names), arrow_schema=schema, rows=rows)
+
+
+def _common_schema(schemas: list[pa.Schema]) -> pa.Schema:
+    """The first file's columns; one that holds nothing there has its type from the others."""
+    try:
+        common = pa.unify_schemas(schemas, promote_options="default")
+    except pa.ArrowException:
+        # They clash: the file that does is named when it is read.
+        return schemas[0]
+    return pa.schema([common.field(name) for name in schemas[0].names])
 
 
 def _parquet_rows(

@@ -36,6 +36,8 @@ _IDLE_POLL_S = 0.5
 _MOST_UNFLUSHED_ROWS = 20_000
 _RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _FIRST_START_TRIES = 2
+_MOST_DELAYED_PER_RUNNING = 8
+# Rows that wait for their next try; beyond that no new ones are leased.
 
 
 class Engine(Protocol):
@@ -65,6 +67,7 @@ class LeaseBook(Protocol):
     ) -> set[tuple[LeaseKey, int]]: ...
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None: ...
     async def give_back(self, key: LeaseKey, first_row: int) -> None: ...
+    async def release(self, worker_id: str) -> None: ...
     async def engine_lost(self, worker_id: str, cause: str) -> None: ...
     async def heartbeat(self, report: WorkerReport) -> Orders: ...
 
@@ -105,6 +108,7 @@ class Worker:
     _completion_tokens: int = 0
     _last_cause: str | None = None
     _next_lease_s: float = 0.0
+    _hold_until_s: float = 0.0
     _last_flush_s: float = 0.0
     _sequence: int = 0
     _jitter: random.Random = field(default_factory=random.Random)
@@ -175,6 +179,8 @@ class Worker:
         return self.engine.max_running_requests
 
     def _fill(self) -> None:
+        if monotonic() < self._hold_until_s:
+            return
         while self._queue and len(self._running) < self._most_running:
             row = self._queue.popleft()
             task = asyncio.create_task(self._advance(row))
@@ -224,6 +230,7 @@ class Worker:
                 f"{self._consecutive_failures} tries failed in a row, the last with: "
                 f"{outcome.cause}"
             )
+        self._hold_if_refused(outcome)
         row.interruptions += 1
         if row.tries_of_turn >= self.config.retry.max_attempts:
             await self._set_aside(row, outcome.cause)
@@ -231,6 +238,12 @@ class Worker:
         wait_s = self._backoff_s(row.tries_of_turn, outcome.retry_after_s)
         self._sequence += 1
         heapq.heappush(self._delayed, (monotonic() + wait_s, self._sequence, row))
+
+    def _hold_if_refused(self, outcome: Interruption) -> None:
+        """An engine that refuses all comers and says for how long is left alone for so long."""
+        if outcome.retry_after_s and self._consecutive_failures >= self._most_running:
+            wait_s = min(outcome.retry_after_s, self.config.retry.retry_after_max_s)
+            self._hold_until_s = monotonic() + wait_s
 
     def _backoff_s(self, tries: int, retry_after_s: float | None) -> float:
         """Exponential, with half of it left to chance so that rows do not return together."""
@@ -269,7 +282,8 @@ class Worker:
 
     def _lease_if_short(self) -> None:
         short = len(self._queue) < self._most_running
-        if not short or monotonic() < self._next_lease_s:
+        many_wait = len(self._delayed) > _MOST_DELAYED_PER_RUNNING * self._most_running
+        if not short or many_wait or monotonic() < max(self._next_lease_s, self._hold_until_s):
             return
         if self._leasing is None or self._leasing.done():
             self._leasing = asyncio.create_task(self._lease())
@@ -280,6 +294,9 @@ class Worker:
             if reply.lease is None:
                 self._is_over = reply.is_over
                 self._next_lease_s = monotonic() + _IDLE_POLL_S
+                if self._holds_nothing:
+                    # Whatever the ledger still counts as this worker's is nobody's.
+                    await self.book.release(self.worker_id)
                 break
             rows = await asyncio.to_thread(self._rows_of, reply.lease)
             for row, problem in rows:
@@ -289,6 +306,11 @@ class Worker:
                     self._finish(row, problem)
             self._something.set()
         self._something.set()
+
+    @property
+    def _holds_nothing(self) -> bool:
+        is_flushing = self._flushing is not None and not self._flushing.done()
+        return not (is_flushing or self._queue or self._running or self._delayed or self._finished)
 
     def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
         """The lease's rows with their prompts; bad ones with what is wrong with them."""
@@ -327,9 +349,9 @@ class Worker:
     async def _beat_forever(self) -> None:
         while True:
             orders = await self.book.heartbeat(self.report())
-            if orders.leases_are_lost and self._state != "restarting":
+            if orders.leases_are_lost:
                 self.log(f"event=leases_lost worker={self.worker_id}")
-                self._forget_rows()
+                await self._start_afresh()
             elif orders.give_back_rows:
                 await self._give_back_rows(orders.give_back_rows)
             await asyncio.sleep(_BEAT_S)
@@ -408,6 +430,14 @@ class Worker:
         await self._flush()
         self._forget_rows()
         await self.book.engine_lost(self.worker_id, cause)
+
+    async def _start_afresh(self) -> None:
+        """Drop every row and say so: a lease that came meanwhile goes back with the rest."""
+        self._next_lease_s = monotonic() + _IDLE_POLL_S
+        if self._leasing is not None:
+            await asyncio.gather(self._leasing, return_exceptions=True)
+        self._forget_rows()
+        await self.book.release(self.worker_id)
 
     def _forget_rows(self) -> None:
         for task in list(self._running):

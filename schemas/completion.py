@@ -47,7 +47,7 @@ class Interruption:
     retry_after_s: float | None = None
     """What the server asked for, in seconds."""
     connection_failed: bool = False
-    """No HTTP answer came, so the engine itself may be gone."""
+    """No HTTP answer came, or none in time, so the engine itself may be gone."""
 
 
 Outcome = Turn | Refusal | Interruption

@@ -76,8 +76,8 @@ class EngineConfig(_Section):
     kind: EngineKind = "embedded"
     count: Annotated[int, Field(ge=1)] = 1
     """Engines to start, one worker each. An `endpoint` run has one worker a base URL instead."""
-    max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Requests in flight, per engine."""
+    max_running_requests: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Requests in flight, per engine; the client holds a thousand connections at most."""
     base_urls: list[str] = []
     api_key_env: str | None = None
     """Name of the environment variable that holds the endpoints' key."""
@@ -142,6 +142,8 @@ def _check_url(url: str) -> None:
     # First of all, so that no other message shows the key.
     if "@" in url:
         raise ValueError("base_urls: a URL holds a user or key; name it in api_key_env")
+    if "?" in url or "#" in url:
+        raise ValueError("base_urls: a URL ends before '?'; a key is named in api_key_env")
     if not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
         raise ValueError(
             f"base_urls: found {url!r}; each starts with http:// or https:// and a host"

@@ -514,7 +514,9 @@ def test_samples_of_one_prompt_are_rows_of_their_own(tmp_path: Path, completion:
 
 
 def taken_back(folder: Folder) -> tuple[Part, ...]:
-    return checkpoint.take_back_errors(folder, RECORD, recovered(folder).parts, now_s=4.0)
+    parts = recovered(folder).parts
+    row_ids = pa.array([row_id for part in parts for row_id in part.row_ids])
+    return checkpoint.take_back_errors(folder, RECORD, parts, [row_ids], now_s=4.0)
 
 
 def test_error_rows_taken_back_leave_each_id_once(tmp_path: Path, completion: Build) -> None:

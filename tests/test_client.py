@@ -236,6 +236,7 @@ def test_retry_after_in_seconds_and_as_a_date_is_told(server: ScriptedServer) ->
         (b'{"choices": [', "application/json"),
         (b"<html>a proxy says hello</html>", "text/html"),
         (b"", "application/json"),
+        (b"[" * 200_000, "application/json"),
     ],
 )
 def test_body_that_is_no_completion_is_no_answer(
@@ -272,6 +273,28 @@ def test_nobody_listening_is_an_interruption() -> None:
 def test_deadline_ends_a_request_that_is_never_answered(server: ScriptedServer) -> None:
     reply_with(server, Reply(body=completion_body("seven"), delay_s=3.0))
     assert "no answer within" in interruption(ask(server.url, timeout_s=0.2)).cause
+
+
+def test_deadline_leaves_open_whether_the_engine_lives(server: ScriptedServer) -> None:
+    reply_with(server, Reply(body=completion_body("seven"), delay_s=3.0))
+    assert interruption(ask(server.url, timeout_s=0.2)).connection_failed
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(server: ScriptedServer) -> None:
+    body = completion_body("X", reasoning_content="Y").replace(b'"X"', b'"cut \\ud83d"')
+    reply_with(server, Reply(body=body.replace(b'"Y"', b'"so \\ud83d"')))
+    got = turn(ask(server.url))
+    assert (got.reasoning_text, got.answer_text) == ("so ?", "cut ?")
+
+
+def test_counts_and_ids_that_no_column_holds_are_left_out(server: ScriptedServer) -> None:
+    body = json.loads(completion_body("seven"))
+    body["usage"] = {"prompt_tokens": -1, "completion_tokens": 2**31}
+    body["choices"][0] |= {"prompt_token_ids": [1], "response_token_ids": [2**31]}
+    reply_with(server, Reply(body=json.dumps(body).encode()))
+    got = turn(ask(server.url))
+    assert (got.prompt_tokens, got.completion_tokens) == (None, None)
+    assert (got.prompt_token_ids, got.completion_token_ids) == ((1,), None)
 
 
 def test_client_asks_once(server: ScriptedServer) -> None:

@@ -40,12 +40,16 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a Ray cluster that runs of this file share; their own would take 4 s each."""
+    """The address of a Ray cluster that runs of this file share; their own would take 4 s each.
+
+    It ends with this file: two heads on one machine get in each other's way.
+    """
     ray_command = str(Path(sys.executable).with_name("ray"))
     port = free_port()
     options = ["--num-cpus=8", "--include-dashboard=false", "--object-store-memory=80000000"]
+    options += [f"--dashboard-agent-listen-port={free_port()}"]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "disabled")
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")

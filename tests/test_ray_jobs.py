@@ -40,6 +40,8 @@ def head() -> Iterator[Head]:
     port, dashboard_port = free_port(), free_port()
     options = ["--num-cpus=2", "--num-gpus=2", "--object-store-memory=80000000"]
     options += [f"--port={port}", f"--dashboard-port={dashboard_port}"]
+    # Each head of a machine has an agent, and their default port is one.
+    options += [f"--dashboard-agent-listen-port={free_port()}"]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "disabled")
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -50,7 +52,7 @@ def head() -> Iterator[Head]:
         )
         running = Head(f"http://127.0.0.1:{dashboard_port}", ray)
         try:
-            wait_until(lambda: running.command("list").returncode == 0)
+            wait_until(lambda: running.command("submit", "--", "true").returncode == 0)
             yield running
         finally:
             process.terminate()

@@ -163,7 +163,8 @@ def test_error_rows_taken_back_count_no_more(folder: Folder, completion: Build) 
     publish(folder, "p1", [completion("a"), completion("b", error=True)], now_s=1010.0)
     publish(folder, "p2", [completion("c", error=True)], now_s=1011.0)
     parts = checkpoint.recover(folder, RECORD, now_s=1020.0).parts
-    checkpoint.take_back_errors(folder, RECORD, parts, now_s=1020.0)
+    row_ids = pa.array([row_id for part in parts for row_id in part.row_ids])
+    checkpoint.take_back_errors(folder, RECORD, parts, [row_ids], now_s=1020.0)
     status = status_at(folder, 1020.0)
     assert (status.rows_done, status.rows_error, status.completion_tokens) == (1, 0, 3)
 

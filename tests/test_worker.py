@@ -59,6 +59,9 @@ class LocalBook:
     async def give_back(self, key: LeaseKey, first_row: int) -> None:
         self.ledger.give_back(key, first_row)
 
+    async def release(self, worker_id: str) -> None:
+        self.ledger.worker_left(worker_id)
+
     async def engine_lost(self, worker_id: str, cause: str) -> None:
         self.lost.append(cause)
         self.ledger.worker_lost(worker_id)
@@ -262,7 +265,7 @@ def test_waiting_row_gives_its_place_to_another(desk: MakeDesk) -> None:
         return echo(request)
 
     done: list[str] = []
-    at = desk(prompts_of(4), FakeEngine(script=first_waits, max_running_requests=1))
+    at = desk(prompts_of(4), FakeEngine(script=first_waits, max_running_requests=2))
     at.run()
     assert done[-1] == "q000"
     each_once(at.book, 4)
@@ -342,6 +345,53 @@ def test_worker_taken_for_dead_drops_its_rows(desk: MakeDesk) -> None:
 
     asyncio.run(lose_leases())
     each_once(at.book, 5)
+
+
+def test_lease_that_comes_while_the_rest_is_lost_is_not_forgotten(desk: MakeDesk) -> None:
+    # Taken for dead, a worker may be given a lease before it hears of it, and drops it with the
+    # others. What it holds no more is open again.
+    at = desk(prompts_of(15), FakeEngine())
+
+    async def lose_and_lease() -> None:
+        await at.worker._lease()
+        at.book.ledger.worker_lost("w0")
+        at.worker._queue.clear()
+        await at.worker._lease()
+        await at.worker._start_afresh()
+        await at.worker.run()
+
+    asyncio.run(lose_and_lease())
+    each_once(at.book, 15)
+
+
+def test_worker_that_holds_nothing_gives_up_what_is_still_leased_to_it(desk: MakeDesk) -> None:
+    at = desk(prompts_of(5), FakeEngine())
+
+    async def forget() -> None:
+        await at.book.lease("w0")
+        await at.worker.run()
+
+    asyncio.run(forget())
+    each_once(at.book, 5)
+
+
+def test_engine_that_refuses_all_comers_is_left_alone_for_as_long_as_it_says(
+    desk: MakeDesk,
+) -> None:
+    opens_s: list[float] = []
+
+    def busy_for_a_while(request: Request) -> Outcome:
+        if not opens_s:
+            opens_s.append(monotonic() + 0.6)
+        if monotonic() < opens_s[0]:
+            return Interruption(cause="HTTP 429", retry_after_s=0.7)
+        return echo(request)
+
+    at = desk(prompts_of(60), FakeEngine(script=busy_for_a_while, max_running_requests=4))
+    at.run()
+    each_once(at.book, 60)
+    # Four were refused, and a few that were on their way; not one for each row.
+    assert len(at.engine.requests) <= 60 + 12
 
 
 def test_drained_worker_publishes_what_is_finished_and_starts_nothing(desk: MakeDesk) -> None:

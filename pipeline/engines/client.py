@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import Any
+from typing import Any, TypeGuard
 
 import openai
 
@@ -25,6 +25,9 @@ _ROWS_OWN_FAULT = frozenset({400, 413, 422})
 
 _CAUSE_LENGTH = 300
 _NOT_ANSWERED_S = 5.0
+_CONNECT_S = 10.0
+_LARGEST_COUNT = 2**31 - 1
+# Counts and token ids are 32-bit integers in the output.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +62,11 @@ class ChatClient:
                 **self._arguments(request)
             )
         except openai.APITimeoutError:
-            return Interruption(cause=f"no answer within {self.timeout_s:.0f} s")
+            cause = f"no answer within {self.timeout_s:.0f} s"
+            return Interruption(cause=cause, connection_failed=True)
         except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            said = str(cause) or type(cause).__name__
+            below = error.__cause__ or error
+            said = str(below) or type(below).__name__
             return Interruption(cause=f"connection: {_short(said)}", connection_failed=True)
         except openai.APIStatusError as error:
             return _outcome_of_status(error)
@@ -102,7 +106,7 @@ class ChatClient:
                 base_url=self.base_url,
                 api_key=self.api_key,
                 max_retries=0,
-                timeout=self.timeout_s,
+                timeout=openai.Timeout(self.timeout_s, connect=_CONNECT_S),
             )
         return self._openai
 
@@ -184,7 +188,7 @@ def _outcome_of_body(text: str, *, duration_s: float, opens_in_prompt: bool) -> 
         message = choice["message"]
         finish = choice["finish_reason"]
         content, reasoning = _texts(message)
-    except (json.JSONDecodeError, KeyError, IndexError, TypeError):
+    except (json.JSONDecodeError, KeyError, IndexError, TypeError, RecursionError):
         return Interruption(cause=f"HTTP 200, but not a chat completion: {_short(text)}")
     if finish in ("tool_calls", "function_call", "content_filter"):
         return Refusal(kind="unusable_finish", text=f"the engine ended with {finish!r}")
@@ -223,12 +227,21 @@ def _texts(message: Mapping[str, object]) -> tuple[str, str | None]:
     if not isinstance(content, str):
         raise TypeError("content is no text")
     # An empty string beside tags in the text is a parser that found nothing.
-    return content, reasoning or None
+    return _unicode(content), _unicode(reasoning) if reasoning else None
+
+
+def _unicode(text: str) -> str:
+    """The text with halves of surrogate pairs, which no file can hold, as question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _count(usage: Mapping[str, object], name: str) -> int | None:
     value = usage.get(name)
-    return value if isinstance(value, int) else None
+    return value if _is_count(value) else None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _LARGEST_COUNT
 
 
 def _reasoning_tokens(usage: Mapping[str, object]) -> int | None:
@@ -247,7 +260,7 @@ def _ids(
     for holder in (choice, message, body):
         for name in names:
             value = holder.get(name) if isinstance(holder, dict) else None
-            if isinstance(value, list) and all(type(token) is int for token in value):
+            if isinstance(value, list) and all(_is_count(token) for token in value):
                 return tuple(value)
     return None
 
@@ -256,7 +269,7 @@ def _facts(text: str) -> ServerFacts:
     """Model names and context length of a `/models` answer; servers differ in what they add."""
     try:
         models = [model for model in json.loads(text)["data"] if isinstance(model, dict)]
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         models = []
     names = tuple(model["id"] for model in models if isinstance(model.get("id"), str))
     lengths = [model.get("max_model_len") for model in models]
@@ -266,7 +279,7 @@ def _facts(text: str) -> ServerFacts:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = _unicode(" ".join(text.split()))
     return line if len(line) <= _CAUSE_LENGTH else line[: _CAUSE_LENGTH - 3] + "..."
 
 
