@@ -1,0 +1,97 @@
+"""What a person should know about a launch beside its verdict."""
+
+from pipeline.planner.assessment import Launch, Sized, Stopped
+from pipeline.planner.kv_cache import element_bytes
+from pipeline.planner.slack import largest_indexer_bytes
+from schemas.plan import CompressedCache, SparseMlaCache, Speculation
+
+GIB = 1 << 30
+
+
+def launch_warnings(launch: Launch, outcome: Stopped | Sized) -> tuple[str, ...]:
+    """Lines for the reader; none of them changes the verdict."""
+    notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome)]
+    settings = launch.settings
+    if settings.max_running_requests_source.startswith("SGLang") and isinstance(outcome, Sized):
+        notes.append(
+            f"max_running_requests is {settings.max_running_requests} by "
+            f"{settings.max_running_requests_source} ('reset to "
+            f"{settings.max_running_requests}' in the log): a request, not a promise; "
+            f"{outcome.running} run at once"
+        )
+    if isinstance(outcome, Sized) and outcome.pool.tokens < settings.context_length:
+        notes.append(
+            f"KV pool holds {outcome.pool.tokens} tokens, fewer than --context-length "
+            f"{settings.context_length}: longer requests are refused"
+        )
+    if isinstance(outcome, Sized) and outcome.cost.unpriced_draft_bytes:
+        notes.append(
+            "the draft's KV is not priced by the pool and comes out of the slack; passing "
+            "--speculative-draft-model-path with the model's own path has it priced"
+        )
+    if launch.gpu.unified_memory:
+        notes.append("unified memory: the system's killer can end a launch that the card holds")
+    return tuple(notes)
+
+
+def _indexer(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """DeepSeek-V4 and V3.2: scratch outside the fraction, the same on every rank."""
+    model, gpu, rules = launch.model, launch.gpu, launch.rules
+    settings = launch.settings
+    if isinstance(model.cache, CompressedCache) and gpu.compute_capability // 10 == 12:
+        if rules.v4_indexer_sm120 != "tilelang":
+            return [_torch_indexer(launch)]
+    if not isinstance(model.cache, CompressedCache | SparseMlaCache):
+        return []
+    size = largest_indexer_bytes(model, gpu, settings, rules)
+    slack = outcome.slack_bytes if isinstance(outcome, Sized) else 0
+    if size <= slack / 2:
+        return []
+    return [
+        f"the sparse indexer's logits lie outside mem_fraction_static and are not divided by TP: "
+        f"a full chunk at {settings.context_length} tokens of context takes {size / GIB:.1f} GiB; "
+        f"lower --chunked-prefill-size or --context-length if such prompts come"
+    ]
+
+
+def _torch_indexer(launch: Launch) -> str:
+    """The torch fallback's largest buffer holds fp32 keys: 512 bytes a (row, column) pair."""
+    chunk = launch.settings.chunked_prefill_size
+    at_chunk = chunk * (chunk // 4) * 512 / GIB
+    # tokens n in one chunk with n x n/4 pairs: 7.5 GiB is the figure of a public failure
+    tokens = int((7.5 * GIB * 4 / 512) ** 0.5)
+    return (
+        f"the sparse indexer's scratch lies outside mem_fraction_static and is not divided by TP: "
+        f"its largest buffer reaches 7.5 GiB at about {tokens / 1000:.1f}k tokens in one chunk "
+        f"({at_chunk:.1f} GiB at {chunk}); lower --chunked-prefill-size or take a release with "
+        f"the TileLang indexer (0.5.17 and later)"
+    )
+
+
+def _host_cache(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """Hierarchical cache: host memory alone, per rank. mem_cache/hiradix_cache.py, 0.5.23."""
+    flags = launch.flags
+    if not flags.has("enable-hierarchical-cache") or isinstance(outcome, Stopped):
+        return []
+    size = float(flags.text("hicache-size") or 0) * 1e9
+    if size <= 0:
+        ratio = flags.fraction("hicache-ratio") or 2.0
+        size = outcome.pool.tokens * ratio * outcome.cost.priced_bytes
+    ranks = launch.ranks.tp_size * launch.ranks.pp_size
+    return [
+        f"hierarchical cache needs {size / GIB:.1f} GiB of host memory a rank, "
+        f"{size * ranks / GIB:.1f} GiB for {ranks} ranks, and 10 GiB kept back; "
+        f"it buys nothing when every prompt is distinct"
+    ]
+
+
+def slower_kv_note(launch: Launch) -> str:
+    """A KV type below the model's own changes what the model writes."""
+    if element_bytes(launch.settings.kv_cache_dtype) >= 2:
+        return ""
+    return "the KV cache is stored in 8 bits or fewer"
+
+
+def speculative(launch: Launch) -> bool:
+    """Whether anything is drafted."""
+    return isinstance(launch.settings.speculation, Speculation)

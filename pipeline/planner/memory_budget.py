@@ -1,0 +1,189 @@
+"""The verdict on a launch, and where one GPU's bytes go.
+
+The rows of a budget sum to the card's memory, whatever the verdict; a shortage is a negative
+last row. How sure the verdict is comes from assessing the launch with better and worse figures.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.planner.assessment import (
+    Launch,
+    LoadFigures,
+    Sized,
+    Stopped,
+    assess,
+    multimodal_reserve_bytes,
+)
+from pipeline.planner.messages import CAPTURE_MESSAGE, RUNTIME_MESSAGE
+from pipeline.planner.slack import SlackNeeds
+from pipeline.planner.state_pool import StatePool
+from schemas.plan import BudgetRow, MemoryBudget, Stage, Verdict
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+# How far the free memory before loading lies from the catalogue, fitted to public logs.
+_CONTEXT_ERROR_BYTES = 410 * MIB
+_CONTEXT_ERROR_RANKS_BYTES = 614 * MIB
+# Weights from a config alone: within 1 % on logged cases, plus allocator rounding.
+_WEIGHTS_ERROR_FRACTION = 0.01
+_WEIGHTS_ROUNDING_BYTES = 256 * MIB
+# Two logged figures leave only the log's own rounding.
+_CALIBRATED_ERROR_BYTES = 32 * MIB
+# Estimates of graphs and activations: a quarter either way, and an allocator's worth.
+_NEEDS_ERROR_FRACTION = 0.25
+_NEEDS_ERROR_BYTES = 300 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict with its stage, the engine's message and the reasons for doubt."""
+
+    verdict: Verdict
+    stage: Stage | None
+    message: str
+    doubts: tuple[str, ...]
+
+
+def uncertainty_bytes(launch: Launch, load: LoadFigures) -> int:
+    """How far the memory that is free for the pools may lie from the forecast."""
+    known = launch.calibration
+    context = _CONTEXT_ERROR_BYTES
+    if launch.ranks.tp_size * launch.ranks.pp_size > 1:
+        context = _CONTEXT_ERROR_RANKS_BYTES
+    if launch.gpu.unified_memory:
+        context = 2 * GIB
+    weights = load.weights_bytes * _WEIGHTS_ERROR_FRACTION + _WEIGHTS_ROUNDING_BYTES
+    if launch.model.checkpoint_bytes:
+        weights = _WEIGHTS_ROUNDING_BYTES
+    if known and known.free_before_load_bytes is not None:
+        context = _CALIBRATED_ERROR_BYTES
+    if known and known.weights_bytes is not None:
+        weights = _CALIBRATED_ERROR_BYTES
+    return int((context**2 + weights**2) ** 0.5)
+
+
+def judgement(launch: Launch, expected: Stopped | Sized) -> Judgement:
+    """The verdict, by asking whether better and worse figures end the same way."""
+    error = uncertainty_bytes(launch, expected.load)
+    if isinstance(expected, Stopped):
+        better = assess(launch, error)
+        if isinstance(better, Stopped):
+            return _judged("does_not_fit", expected.stage, expected.message)
+        reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
+        return _judged("marginal", expected.stage, expected.message, reason)
+    slack = _slack_judgement(expected.slack_bytes, expected.needs)
+    if slack.verdict == "does_not_fit":
+        return slack
+    doubts = list(slack.doubts)
+    worse = assess(launch, -error)
+    if isinstance(worse, Stopped):
+        doubts.append(f"{error / GIB:.2f} GiB less free memory would stop it: {worse.message}")
+        return _judged("marginal", worse.stage, worse.message, *doubts)
+    doubts += _doubts(launch, expected)
+    if slack.verdict == "marginal" or doubts:
+        return _judged("marginal", slack.stage, slack.message, *doubts)
+    return slack
+
+
+def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -> Judgement:
+    return Judgement(verdict=verdict, stage=stage, message=message, doubts=doubts)
+
+
+def _slack_judgement(slack_bytes: int, needs: SlackNeeds) -> Judgement:
+    total, captured = needs.total_bytes(), needs.before_capture_bytes()
+    error = needs_error_bytes(total)
+    if slack_bytes + error < captured:
+        return _judged("does_not_fit", "graph_capture", CAPTURE_MESSAGE)
+    if slack_bytes + error < total:
+        return _judged("does_not_fit", "runtime", RUNTIME_MESSAGE)
+    if slack_bytes < total + error:
+        stage: Stage = "graph_capture" if slack_bytes < captured else "runtime"
+        message = CAPTURE_MESSAGE if stage == "graph_capture" else RUNTIME_MESSAGE
+        left = (slack_bytes - total) / GIB
+        reason = f"slack less what it must hold is {left:.2f} GiB, within ±{error / GIB:.2f}"
+        return _judged("marginal", stage, message, reason)
+    return _judged("fits", None, "")
+
+
+def needs_error_bytes(needs_bytes: int) -> int:
+    """How far the slack's needs may lie from their estimate."""
+    return int(needs_bytes * _NEEDS_ERROR_FRACTION) + _NEEDS_ERROR_BYTES
+
+
+def _doubts(launch: Launch, sized: Sized) -> list[str]:
+    """Reasons to hold back that no arithmetic gives."""
+    doubts = []
+    if launch.model.nearest_family:
+        doubts.append("planned as the nearest known family")
+    states = sized.states
+    given = launch.flags.number("max-mamba-cache-size")
+    if isinstance(states, StatePool) and given is not None and states.slots_per_request > 1:
+        # sglang#37066: a pool of exactly one request's slots has no spare one to donate.
+        if states.slots <= states.slots_per_request * sized.running and launch.settings.max_running_requests and sized.running >= launch.settings.max_running_requests:  # noqa: E501
+            doubts.append(
+                f"{states.slots} state slots leave no spare one beside "
+                f"{sized.running} x {states.slots_per_request}: a chunk boundary can crash it"
+            )
+    return doubts
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def memory_budget(launch: Launch, outcome: Stopped | Sized) -> MemoryBudget:
+    """Rows that sum to the card's memory."""
+    load = outcome.load
+    total = launch.gpu.total_bytes
+    rows = [
+        BudgetRow(
+            name="context, drivers, communicators",
+            bytes=total - load.free_before_bytes,
+            note="before the weights",
+        ),
+        BudgetRow(name="weights", bytes=load.weights_bytes, note=launch.model.format.source),
+    ]
+    if load.draft_resident_bytes + load.draft_freed_bytes:
+        when = "before" if load.draft_first else "after"
+        rows.append(
+            BudgetRow(
+                name="draft weights",
+                bytes=load.draft_resident_bytes,
+                note=f"loaded {when} the pools",
+            )
+        )
+    rows += _pool_rows(outcome)
+    if isinstance(outcome, Sized):
+        rows += [
+            BudgetRow(name=item.name, bytes=item.bytes, note="in the slack")
+            for item in outcome.needs.items()
+        ]
+    left = total - sum(row.bytes for row in rows)
+    note = "unclaimed" if left >= 0 else "missing"
+    reserve = multimodal_reserve_bytes(launch)
+    if reserve and left >= reserve:
+        rows.append(BudgetRow(name="multimodal reserve", bytes=reserve, note="in the slack"))
+        left -= reserve
+    rows.append(BudgetRow(name="left over", bytes=left, note=note))
+    return MemoryBudget(total_bytes=total, rows=tuple(rows))
+
+
+def _pool_rows(outcome: Stopped | Sized) -> list[BudgetRow]:
+    if isinstance(outcome, Stopped):
+        return []
+    rows = []
+    if isinstance(outcome.states, StatePool):
+        states = outcome.states
+        note = f"{states.slots} slots of {states.slot_bytes / MIB:.2f} MiB"
+        rows.append(BudgetRow(name="state pool", bytes=states.state_bytes, note=note))
+        if states.intermediate_bytes:
+            rows.append(
+                BudgetRow(
+                    name="verify states",
+                    bytes=states.intermediate_bytes,
+                    note="kept until a speculative step is settled",
+                )
+            )
+    note = f"{outcome.pool.tokens:,} tokens of {outcome.cost.priced_bytes:,.0f} B"
+    rows.append(BudgetRow(name="KV pool", bytes=outcome.pool.bytes, note=note))
+    return rows
