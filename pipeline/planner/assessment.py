@@ -143,14 +143,14 @@ def load_figures(launch: Launch) -> LoadFigures:
 def context_bytes(gpu: Gpu, ranks: Parallel) -> int:
     """CUDA context, communicators and drivers before the weights come.
 
-    Fitted to public logs: 0.6-1.0 GiB on one RTX PRO 6000; 0.6-0.7 on two consumer cards;
+    Fitted to public logs: 0.6-1.0 GiB on one RTX PRO 6000; 0.6-0.7 on consumer cards;
     1.36 on several RTX PRO 6000; 1.5-2.0 at TP8 on H20; 3.0 at TP4 on a B200-class card; 6-8 on
     a DGX Spark, whose system lives in the same memory.
     """
     if gpu.unified_memory:
         return 7 * GIB
     if ranks.tp_size * ranks.pp_size == 1:
-        return int(0.8 * GIB)
+        return int((0.6 if gpu.smi_mib < 40 * 1024 else 0.8) * GIB)
     if not gpu.nvlink:
         return int((0.7 if gpu.smi_mib < 40 * 1024 else 1.36) * GIB)
     return int((2.8 if gpu.compute_capability in (100, 103) else 1.8) * GIB)

@@ -120,7 +120,8 @@ def _doubts(launch: Launch, sized: Sized) -> list[str]:
     given = launch.flags.number("max-mamba-cache-size")
     if isinstance(states, StatePool) and given is not None and states.slots_per_request > 1:
         # sglang#37066: a pool of exactly one request's slots has no spare one to donate.
-        if states.slots <= states.slots_per_request * sized.running and launch.settings.max_running_requests and sized.running >= launch.settings.max_running_requests:  # noqa: E501
+        # With many requests some slot is always free again in time; with one or two it is not.
+        if sized.running <= 2 and states.slots <= states.slots_per_request * sized.running:
             doubts.append(
                 f"{states.slots} state slots leave no spare one beside "
                 f"{sized.running} x {states.slots_per_request}: a chunk boundary can crash it"

@@ -151,7 +151,11 @@ def _states(
             f"speculative decoding, please use --mamba-scheduler-strategy extra_buffer and set "
             f"SGLANG_ENABLE_SPEC_V2=1."
         )
-    if flags.text("mamba-radix-cache-strategy") == "no_buffer" and page_size > 1:
+    if (
+        strategy == "no_buffer"
+        and flags.text("mamba-radix-cache-strategy") == "no_buffer"
+        and page_size > 1
+    ):
         # mamba_hook.py
         return f"no_buffer needs page_size 1, and {backend} runs with page_size {page_size}"
     if strategy.startswith("extra_buffer"):

@@ -81,7 +81,7 @@ def slack_needs(
         _request_table(settings, running),
         _item("draft KV that the pool does not price", tokens * cost.unpriced_draft_bytes,
               "pool_configurator.py: eagle_draft_num_layers"),
-        *_workspaces(model, settings, flags, ranks),
+        *_workspaces(model, settings, flags, ranks, running),
         *_all_to_all(model, settings, flags, ranks),
         _item("runtime: kernel modules, cuBLAS, communicators",
               _RUNTIME_BYTES + (_RUNTIME_RANKS_BYTES if ranks.tp_size > 1 else 0),
@@ -93,10 +93,38 @@ def slack_needs(
               "estimated from layer shapes"),
         _item("sparse indexer logits", indexer_bytes(model, gpu, settings, rules),
               "layers/attention/dsv4/indexer.py, dsa_indexer.py"),
+        _item("sparse indexer logits at long context",
+              _chunked_indexer_bytes(model, gpu, settings, rules),
+              "layers/attention/dsv4/indexer.py"),
+        *_host_processes(gpu),
     ]  # fmt: skip
     return SlackNeeds(
         fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving)
     )
+
+
+def _host_processes(gpu: Gpu) -> list[SlackItem]:
+    """On unified memory the engine's processes and the file cache share what the card leaves.
+
+    assumed: 14 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
+    0.85, where the fraction leaves 22.5 and 16.9 GiB.
+    """
+    if not gpu.unified_memory:
+        return []
+    return [_item("host processes in unified memory", 14 * GIB, "assumed from public logs")]
+
+
+def _chunked_indexer_bytes(
+    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
+) -> int:
+    """Releases that cut DeepSeek-V4's rows still take a fifth of the slack for them."""
+    if not isinstance(model.cache, CompressedCache) or not rules.v4_indexer_row_chunks:
+        return 0
+    whole = indexer_bytes_at(
+        model, gpu, rules, max(settings.chunked_prefill_size, 1), settings.context_length
+    )
+    allowed = 0.2 * gpu.total_bytes * (1 - settings.mem_fraction_static)
+    return int(min(whole, allowed))
 
 
 def _item(name: str, size: float, source: str) -> SlackItem:
@@ -122,7 +150,7 @@ def _request_table(settings: PlanSettings, running: int) -> SlackItem:
 
 
 def _workspaces(
-    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel
+    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel, running: int
 ) -> list[SlackItem]:
     backend = settings.attention_backend
     items = []
@@ -131,7 +159,7 @@ def _workspaces(
         if flags.has("enable-deterministic-inference"):
             size = _DETERMINISTIC_BYTES
         items.append(_item("FlashInfer workspace", size, "flashinfer_backend.py"))
-        rows = settings.decode_graph_max_bs * _verify_tokens(settings)
+        rows = min(settings.decode_graph_max_bs, max(running, 1)) * _verify_tokens(settings)
         # indices and the mask that verification needs
         indices = rows * settings.context_length * (5 if _verify_tokens(settings) > 1 else 4)
         items.append(_item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py"))

@@ -219,6 +219,9 @@ def _group_bytes(
     # SGLang layers/quantization/mxfp4*.py, 0.5.12 - 0.5.23.
     runner = flags.text("moe-runner-backend", "auto")
     fast = runner == "marlin" or runner.startswith("flashinfer") or runner == "auto"
+    # MegaMoE reads the e8m0 scales as they are stored. layers/moe/mega_moe.py, 0.5.23.
+    if flags.text("moe-a2a-backend") == "megamoe":
+        return plain
     if rules.v4_expert_scales_fp32 or not fast:
         return 0.5 + 4 / 32
     return plain
