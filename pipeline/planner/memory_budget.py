@@ -33,6 +33,10 @@ _CALIBRATED_ERROR_BYTES = 32 * MIB
 # Estimates of graphs and activations: a quarter either way, and an allocator's worth.
 _NEEDS_ERROR_FRACTION = 0.25
 _NEEDS_ERROR_BYTES = 300 * MIB
+# assumed: what a DGX Spark's system holds varies between reruns of one launch
+_UNIFIED_ERROR_BYTES = 4 * GIB
+# assumed: releases from here on resemble 0.5.10 enough to be planned as it
+_BARELY_KNOWN = (0, 4, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ def judgement(launch: Launch, expected: Stopped | Sized) -> Judgement:
             return _judged("does_not_fit", expected.stage, expected.message)
         reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
         return _judged("marginal", expected.stage, expected.message, reason)
-    slack = _slack_judgement(expected.slack_bytes, expected.needs)
+    slack = _slack_judgement(launch, expected)
     if slack.verdict == "does_not_fit":
         return slack
     doubts = list(slack.doubts)
@@ -90,9 +94,15 @@ def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -
     return Judgement(verdict=verdict, stage=stage, message=message, doubts=doubts)
 
 
-def _slack_judgement(slack_bytes: int, needs: SlackNeeds) -> Judgement:
+def _slack_judgement(launch: Launch, sized: Sized) -> Judgement:
+    needs, slack_bytes = sized.needs, sized.slack_bytes
     total, captured = needs.total_bytes(), needs.before_capture_bytes()
-    error = needs_error_bytes(total)
+    error = needs_error_bytes(needs.estimated_bytes())
+    if launch.gpu.unified_memory:
+        error += _UNIFIED_ERROR_BYTES
+    if not sized.load.draft_first:
+        # The draft arrives after the pools, so its own error falls on the slack.
+        error += sized.load.draft_resident_bytes // 10
     if slack_bytes + error < captured:
         return _judged("does_not_fit", "graph_capture", CAPTURE_MESSAGE)
     if slack_bytes + error < total:
@@ -116,6 +126,12 @@ def _doubts(launch: Launch, sized: Sized) -> list[str]:
     doubts = []
     if launch.model.nearest_family:
         doubts.append("planned as the nearest known family")
+    reserve = _own_reserve_bytes(launch)
+    if launch.rules.release < _BARELY_KNOWN and sized.slack_bytes < reserve:
+        doubts.append(
+            f"release {launch.rules.label} was not read, and the slack is below the "
+            f"{reserve / GIB:.1f} GiB that later releases set aside for this launch"
+        )
     states = sized.states
     given = launch.flags.number("max-mamba-cache-size")
     if isinstance(states, StatePool) and given is not None and states.slots_per_request > 1:
@@ -127,6 +143,17 @@ def _doubts(launch: Launch, sized: Sized) -> list[str]:
                 f"{sized.running} x {states.slots_per_request}: a chunk boundary can crash it"
             )
     return doubts
+
+
+def _own_reserve_bytes(launch: Launch) -> int:
+    """What SGLang itself sets aside for activations and graphs: memory_hook.py, 0.5.23."""
+    settings, ranks = launch.settings, launch.ranks
+    tokens = max(settings.chunked_prefill_size * ranks.attention_dp_size, 2048)
+    mib = 512 + 1.5 * tokens + 128 * ranks.tp_size + 2 * settings.decode_graph_max_bs
+    if ranks.attention_dp_size > 1:
+        each = 3 if settings.decode_graph_max_bs <= 300 else 4.5
+        mib += each * settings.decode_graph_max_bs * ranks.attention_dp_size
+    return int(mib * MIB)
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -153,7 +180,7 @@ def memory_budget(launch: Launch, outcome: Stopped | Sized) -> MemoryBudget:
                 note=f"loaded {when} the pools",
             )
         )
-    rows += _pool_rows(outcome)
+    rows += _pool_rows(launch, outcome)
     if isinstance(outcome, Sized):
         rows += [
             BudgetRow(name=item.name, bytes=item.bytes, note="in the slack")
@@ -169,9 +196,9 @@ def memory_budget(launch: Launch, outcome: Stopped | Sized) -> MemoryBudget:
     return MemoryBudget(total_bytes=total, rows=tuple(rows))
 
 
-def _pool_rows(outcome: Stopped | Sized) -> list[BudgetRow]:
+def _pool_rows(launch: Launch, outcome: Stopped | Sized) -> list[BudgetRow]:
     if isinstance(outcome, Stopped):
-        return []
+        return _stopped_rows(launch, outcome)
     rows = []
     if isinstance(outcome.states, StatePool):
         states = outcome.states
@@ -187,4 +214,26 @@ def _pool_rows(outcome: Stopped | Sized) -> list[BudgetRow]:
             )
     note = f"{outcome.pool.tokens:,} tokens of {outcome.cost.priced_bytes:,.0f} B"
     rows.append(BudgetRow(name="KV pool", bytes=outcome.pool.bytes, note=note))
+    return rows
+
+
+def _stopped_rows(launch: Launch, stopped: Stopped) -> list[BudgetRow]:
+    """What the pools would have needed, up to the point where the engine gives up."""
+    if stopped.stage in ("weights", "draft_weights"):
+        return []
+    kept = stopped.load.free_before_bytes * (1 - launch.settings.mem_fraction_static)
+    rows = [
+        BudgetRow(
+            name="kept free by mem_fraction_static", bytes=int(kept), note="for all the rest"
+        )
+    ]
+    if stopped.intermediate_bytes:
+        settings = launch.settings
+        rows.append(
+            BudgetRow(
+                name="verify states",
+                bytes=stopped.intermediate_bytes,
+                note=f"reserved for {settings.max_running_requests} requests",
+            )
+        )
     return rows

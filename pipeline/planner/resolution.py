@@ -241,6 +241,8 @@ def _prefill_graphs_incompatible(
         return True
     if flags.number("attn-cp-size") or ranks.dcp_size > 1:
         return True
+    if rules.prefill_graphs == "opt_in":
+        return not flags.has("enable-piecewise-cuda-graph")
     if rules.prefill_graphs == "piecewise":
         others = (
             "enable-torch-compile", "enable-lora", "lora-paths", "enable-hierarchical-cache",

@@ -36,8 +36,9 @@ class ReleaseRules:
     # kv_cache_configurator.py: mm_runtime_reservation_gb
     multimodal_reserve_mib: int
     multimodal_ipc_reserve_mib: int
-    # arg_groups/cuda_graph_hook.py; "piecewise" graphs are off for multimodal models and V4
-    prefill_graphs: Literal["piecewise", "breakable"]
+    # arg_groups/cuda_graph_hook.py; "piecewise" graphs are off for multimodal models and V4.
+    # "opt_in" up to 0.5.9: two public logs of default launches (0.5.6, 0.5.8) have no reserve.
+    prefill_graphs: Literal["opt_in", "piecewise", "breakable"]
     mla_prefill_graph_tokens: int
     # arg_groups/memory_hook.py: the tier of 20-35 GiB cards
     small_card_chunk: int
@@ -144,7 +145,7 @@ _0_5_21 = _changed(
 _0_5_23 = _changed(_0_5_21, (0, 5, 23), swa_request_cap=True)
 
 _TABLE = (
-    _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_21, _0_5_23,
+    _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in"), _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_21, _0_5_23,
 )  # fmt: skip
 NEWEST: Release = _0_5_23.release
 OLDEST: Release = _0_5_10.release

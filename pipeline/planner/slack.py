@@ -38,10 +38,11 @@ _TRTLLM_MLA_BYTES = 150 * MIB
 _SYMMETRIC_BYTES = 4 * GIB  # memory_hook.py: SGLANG_SYMM_MEM_PREALLOC_GB_SIZE, 0.5.23
 
 # Kernels' modules, cuBLAS workspaces and fragmentation that appear with the first forwards.
-# assumed: Qwen3-0.6B on a 16 GB card ends 0.6 GiB below pool end with 0.11 GiB of graphs
-# (public log, SGLang 0.4.10); several ranks add communicators' buffers.
-_RUNTIME_BYTES = 512 * MIB
-_RUNTIME_RANKS_BYTES = 512 * MIB
+# assumed: Qwen3-0.6B on a 16 GB card ends 0.6 GiB below pool end with 0.11 GiB of graphs and
+# 0.4 GiB of workspace (public log, SGLang 0.4.10); several ranks add communicators' buffers.
+_RUNTIME_BYTES = 300 * MIB
+_RUNTIME_RANKS_BYTES = 400 * MIB
+_RUNTIME_RANKS_PCIE_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,10 @@ class SlackNeeds:
     def total_bytes(self) -> int:
         """Held at the first full prefill chunk."""
         return self.before_capture_bytes() + _sum(self.serving)
+
+    def estimated_bytes(self) -> int:
+        """The part that is an estimate rather than a shape."""
+        return _sum(self.capture) + _sum(self.serving)
 
     def items(self) -> tuple[SlackItem, ...]:
         """All of them, in the order they are claimed."""
@@ -83,9 +88,9 @@ def slack_needs(
               "pool_configurator.py: eagle_draft_num_layers"),
         *_workspaces(model, settings, flags, ranks, running),
         *_all_to_all(model, settings, flags, ranks),
+        *_host_processes(gpu),
         _item("runtime: kernel modules, cuBLAS, communicators",
-              _RUNTIME_BYTES + (_RUNTIME_RANKS_BYTES if ranks.tp_size > 1 else 0),
-              "assumed from public logs"),
+              _runtime_bytes(gpu, settings, ranks), "assumed from public logs"),
     ]  # fmt: skip
     capture = _graphs(model, settings, rules, running, ranks)
     serving = [
@@ -96,22 +101,38 @@ def slack_needs(
         _item("sparse indexer logits at long context",
               _chunked_indexer_bytes(model, gpu, settings, rules),
               "layers/attention/dsv4/indexer.py"),
-        *_host_processes(gpu),
     ]  # fmt: skip
     return SlackNeeds(
         fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving)
     )
 
 
+def _runtime_bytes(gpu: Gpu, settings: PlanSettings, ranks: Parallel) -> int:
+    size = _RUNTIME_BYTES
+    if ranks.tp_size > 1:
+        small = not gpu.nvlink and gpu.smi_mib < 40 * 1024
+        size += _RUNTIME_RANKS_PCIE_BYTES if small else _RUNTIME_RANKS_BYTES
+    if block_draft(settings):
+        # a second model with kernels of its own; fitted with the 5090 launches below
+        size += _RUNTIME_BYTES
+    return size
+
+
+def block_draft(settings: PlanSettings) -> bool:
+    """Whether a draft model of several layers proposes whole blocks."""
+    speculation = settings.speculation
+    return isinstance(speculation, Speculation) and speculation.algorithm in ("DFLASH", "DSPARK")
+
+
 def _host_processes(gpu: Gpu) -> list[SlackItem]:
     """On unified memory the engine's processes and the file cache share what the card leaves.
 
-    assumed: 14 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
+    assumed: 12 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
     0.85, where the fraction leaves 22.5 and 16.9 GiB.
     """
     if not gpu.unified_memory:
         return []
-    return [_item("host processes in unified memory", 14 * GIB, "assumed from public logs")]
+    return [_item("host processes in unified memory", 12 * GIB, "assumed from public logs")]
 
 
 def _chunked_indexer_bytes(
@@ -204,8 +225,9 @@ def _graphs(
     if settings.decode_graph_max_bs:
         buckets = len(decode_buckets(max_bs, speculative=speculative))
         # Fitted to public logs: 0.54 GiB of target and 0.21 GiB of draft graphs at TP8;
-        # 1.93 GiB at 320 requests (DeepSeek-V4, 0.5.12); about 2 GiB at 24 x 6 (GLM hybrid).
-        size = (200 + 12 * buckets + 2 * max_bs) * MIB
+        # 1.93 GiB at 320 requests (DeepSeek-V4, 0.5.12, twice the kernels of other models).
+        size = (100 + 8 * buckets + max_bs) * MIB
+        size *= 2 if isinstance(model.cache, CompressedCache) else 1
         items.append(_item("decode graphs", size, "fitted to public logs"))
         if speculative:
             items.append(_item("draft and verify graphs", size * 0.6, "fitted to public logs"))
@@ -216,6 +238,12 @@ def _graphs(
         # SGLang's own allowance: memory_hook.py: reserve_for_graph_mb.
         size = 1536 * MIB if model.uses_mla else 8 * MIB * settings.prefill_graph_buckets
         items.append(_item("prefill graphs", size, "memory_hook.py: reserve_for_graph_mb"))
+        # The capture pool keeps activations of its own beside the eager ones.
+        # Fitted: Qwen3.8-27B on an RTX 5090 at chunk 2048 needs 3.1-3.4 GiB of slack with a
+        # block draft and under 3.1 without; under 2.8 at chunk 1024.
+        if not model.uses_mla:
+            pool = activation_bytes(model, settings, ranks) / 2
+            items.append(_item("prefill graphs' activations", pool, "fitted to public launches"))
     return items
 
 
@@ -241,7 +269,8 @@ def activation_bytes(model: ModelFacts, settings: PlanSettings, ranks: Parallel)
     # Attention ranks gather their chunks before the experts.
     gathered = chunk * ranks.attention_dp_size
     hidden = model.hidden_size
-    own = 8 * hidden * 2 + _attention_token_bytes(model, ranks) + _state_token_bytes(model, ranks)
+    drafted = 2 * 5 * hidden * 2 if block_draft(settings) else 0  # five layers' outputs, joined
+    own = drafted + 6 * hidden * 2 + _attention_token_bytes(model, ranks) + _state_token_bytes(model, ranks)
     wide = 2 * hidden * 2 + _ffn_token_bytes(model, ranks)
     return int(chunk * own + gathered * wide)
 
@@ -267,8 +296,8 @@ def _state_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
 def _ffn_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
     if isinstance(model.ffn, Moe):
         inner = model.ffn.intermediate_size / ranks.tp_size
-        # gate and up, their product, and each expert's contribution before the sum
-        return model.ffn.experts_per_token * (3 * inner + model.ffn.input_size) * 2
+        # the permuted input, gate and up, their product, and each expert's contribution
+        return model.ffn.experts_per_token * (3 * inner + 2 * model.ffn.input_size) * 2
     return 3 * model.ffn.intermediate_size / ranks.dense_tp_size * 2
 
 
