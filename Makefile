@@ -39,8 +39,11 @@ format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
+	$(BIN)/python -m tests.score_planner
+
 clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean
+.PHONY: help install demo test check bench status format clean planner-score

@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_file", nargs="?", metavar="RUN.yaml", help="search from a run file")
-    parser.add_argument("--gpu", metavar="NAME", help="a card: rtx-pro-6000, 'B200 180GB', H100-SXM")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="a card: rtx-pro-6000, 'B200 180GB', H100-SXM"
+    )
     parser.add_argument(
         "--gpu-memory-gib", type=float, metavar="GIB", help="memory of a card that is not listed"
     )

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["fits", "marginal", "does_not_fit"]
-Stage = Literal[
-    "weights", "draft_weights", "pool", "state_pool", "graph_capture", "runtime"
-]
+Stage = Literal["weights", "draft_weights", "pool", "state_pool", "graph_capture", "runtime"]
 WeightFormat = Literal[
     "fp32", "bf16", "fp8", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int4-awq", "int4-gptq", "int4",
 ]  # fmt: skip
@@ -184,7 +182,7 @@ class NoDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInDraft:
-    """The checkpoint's own MTP layers. `declared` is false where SGLang cannot read their number."""
+    """The checkpoint's own MTP layers; `declared` where SGLang can read their number."""
 
     layers: int
     declared: bool

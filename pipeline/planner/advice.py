@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from pipeline.planner.assessment import Launch, Sized, Stopped, assess
 from pipeline.planner.formats import online_format
-from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.memory_budget import Judgement, judgement
 from pipeline.planner.resolution import Refusal, parallel_of, resolved
 from schemas.plan import Advice, LinearState, Moe, NoSpeculation
@@ -19,9 +18,7 @@ _FRACTIONS = tuple(round(0.50 + 0.01 * step, 2) for step in range(48))  # 0.50 â
 _RANKS = (2, 4, 8, 16)
 
 
-def advice_for(
-    launch: Launch, outcome: Stopped | Sized, judged: Judgement
-) -> tuple[Advice, ...]:
+def advice_for(launch: Launch, outcome: Stopped | Sized, judged: Judgement) -> tuple[Advice, ...]:
     """What would make the launch fit; for one that fits, what would run more requests."""
     if judged.verdict == "fits":
         return tuple(_more_requests(launch, outcome))
@@ -32,7 +29,9 @@ def advice_for(
 
 
 def _fraction_advice(launch: Launch, judged: Judgement) -> list[Advice]:
-    working = [value for value in _FRACTIONS if _fits(launch, {"mem-fraction-static": f"{value:g}"})]
+    working = [
+        value for value in _FRACTIONS if _fits(launch, {"mem-fraction-static": f"{value:g}"})
+    ]
     current = launch.settings.mem_fraction_static
     if not working:
         return [
@@ -84,27 +83,54 @@ def _other_advice(launch: Launch) -> Iterator[Advice]:
         )
 
 
-def _candidates(launch: Launch) -> Iterator[tuple[dict[str, str | None], str]]:
-    settings, flags = launch.settings, launch.flags
-    speculative = not isinstance(settings.speculation, NoSpeculation)
-    hybrid = isinstance(launch.model.state, LinearState)
-    requests = settings.max_running_requests
-    if speculative and hybrid and requests and requests > 1:
+Change = tuple[dict[str, str | None], str]
+
+
+def _candidates(launch: Launch) -> Iterator[Change]:
+    yield from _request_changes(launch)
+    yield from _state_changes(launch)
+    if not isinstance(launch.settings.speculation, NoSpeculation):
+        yield (
+            {
+                "speculative-num-steps": "1",
+                "speculative-num-draft-tokens": "2",
+                "speculative-eagle-topk": "1",
+            },
+            "fewer tokens to verify at once",
+        )
+        yield _without_speculation(), "no draft and no verify states"
+    yield from _slack_changes(launch)
+    for tp in _RANKS:
+        if tp > launch.settings.tp_size and _divides(launch, tp):
+            yield {"tp-size": str(tp)}, "the weights are divided over more cards"
+    if launch.model.format.base == "bf16" and not launch.flags.text("quantization"):
+        yield {"quantization": "fp8"}, "half the weights; changes results"
+
+
+def _request_changes(launch: Launch) -> Iterator[Change]:
+    requests = launch.settings.max_running_requests
+    speculative = not isinstance(launch.settings.speculation, NoSpeculation)
+    if speculative and isinstance(launch.model.state, LinearState) and requests and requests > 1:
         for fewer in sorted({requests // 2, requests // 4, requests // 8} - {0}, reverse=True):
-            reason = "fewer requests keep fewer verify states"
-            yield {"max-running-requests": str(fewer)}, reason
+            yield {"max-running-requests": str(fewer)}, "fewer requests keep fewer verify states"
     elif requests is None or requests > 64:
         yield {"max-running-requests": "64"}, "a smaller request table and smaller graphs"
-    if hybrid and flags.text("mamba-ssm-dtype") != "bfloat16":
+
+
+def _state_changes(launch: Launch) -> Iterator[Change]:
+    if not isinstance(launch.model.state, LinearState):
+        return
+    settings = launch.settings
+    if launch.flags.text("mamba-ssm-dtype") != "bfloat16":
         yield {"mamba-ssm-dtype": "bfloat16"}, "half the state of each request; changes results"
-    if hybrid and settings.mamba_strategy == "extra_buffer":
+    if settings.mamba_strategy == "extra_buffer":
         yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
-    if hybrid and not settings.disable_radix_cache and not speculative:
+    if not settings.disable_radix_cache and isinstance(settings.speculation, NoSpeculation):
         yield {"disable-radix-cache": ""}, "1 state slot a request"
-    if speculative:
-        yield {"speculative-num-steps": "1", "speculative-num-draft-tokens": "2",
-               "speculative-eagle-topk": "1"}, "fewer tokens to verify at once"  # fmt: skip
-        yield _without_speculation(), "no draft and no verify states"
+
+
+def _slack_changes(launch: Launch) -> Iterator[Change]:
+    settings = launch.settings
     if settings.chunked_prefill_size > 2048:
         half = settings.chunked_prefill_size * launch.ranks.attention_dp_size // 2
         yield {"chunked-prefill-size": str(half)}, "half the activations and indexer scratch"
@@ -112,11 +138,6 @@ def _candidates(launch: Launch) -> Iterator[tuple[dict[str, str | None], str]]:
         yield {"context-length": "32768"}, "a smaller request table and graph indices"
     if settings.decode_graph_max_bs > 32:
         yield {"cuda-graph-max-bs-decode": "16"}, "fewer and smaller graphs"
-    for tp in _RANKS:
-        if tp > settings.tp_size and _divides(launch, tp):
-            yield {"tp-size": str(tp)}, "the weights are divided over more cards"
-    if launch.model.format.base == "bf16" and not flags.text("quantization"):
-        yield {"quantization": "fp8"}, "half the weights; changes results"
 
 
 def _divides(launch: Launch, tp: int) -> bool:
@@ -148,7 +169,7 @@ def _more_requests(launch: Launch, outcome: Stopped | Sized) -> Iterator[Advice]
             )
 
 
-def _state_candidates(launch: Launch) -> Iterator[tuple[dict[str, str | None], str]]:
+def _state_candidates(launch: Launch) -> Iterator[Change]:
     flags = launch.flags
     ratio = flags.fraction("mamba-full-memory-ratio") or 0.9
     more = f"{ratio * 2:g}"
@@ -166,7 +187,7 @@ def _state_candidates(launch: Launch) -> Iterator[tuple[dict[str, str | None], s
 
 def changed_launch(launch: Launch, changes: Mapping[str, str | None]) -> Launch | None:
     """The same launch with other flags, or nothing where SGLang refuses them."""
-    flags: LaunchFlags = launch.flags.changed(changes)
+    flags = launch.flags.changed(changes)
     model = launch.model
     if "quantization" in changes:
         model = replace(model, format=online_format(model.format, flags.text("quantization")))

@@ -216,9 +216,7 @@ def _sizing_failure(
     return None
 
 
-def _sized(
-    launch: Launch, load: LoadFigures, states: NoStatePool | StatePool
-) -> Stopped | Sized:
+def _sized(launch: Launch, load: LoadFigures, states: NoStatePool | StatePool) -> Stopped | Sized:
     settings = launch.settings
     swa_ratio = launch.flags.fraction("swa-full-tokens-ratio")
     cost = token_cost(launch.model, settings, launch.ranks, launch.rules, swa_ratio)
@@ -229,7 +227,10 @@ def _sized(
         message = kv_message(settings)
         return _stopped("pool", message, load, states.rest_bytes, slots, verify)
     cache = launch.model.cache
-    if isinstance(cache, SlidingCache) and pool.swa_tokens <= cache.window_tokens + settings.page_size:
+    if (
+        isinstance(cache, SlidingCache)
+        and pool.swa_tokens <= cache.window_tokens + settings.page_size
+    ):
         message = window_message(pool.swa_tokens, cache.window_tokens, settings)
         return _stopped("pool", message, load, states.rest_bytes, slots, verify)
     running, limited_by = running_requests(launch, pool, states)

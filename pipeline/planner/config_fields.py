@@ -41,7 +41,7 @@ class ConfigFields:
                 return str(names[0])
         return "unknown"
 
-    def get(self, *names: str, default: Any = None) -> Any:
+    def get(self, *names: str, default: object = None) -> Any:  # noqa: ANN401  # JSON is untyped
         """The first of `names` that is present and not null."""
         for part in (self._text, self._whole):
             for name in names:
@@ -91,7 +91,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _whole_number(name: str, value: Any) -> int:
+def _whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanError(f"the model config has {name} = {value!r}; it must be a number")
     return int(value)

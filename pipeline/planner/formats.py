@@ -7,7 +7,7 @@
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pipeline.errors import PlanError
 from schemas.plan import CheckpointFormat, FormatRule, TensorGroup, WeightFormat
@@ -146,9 +146,7 @@ def _head_rules(name: str) -> tuple[FormatRule, ...]:
     return ()
 
 
-def _with_rules(
-    checkpoint: CheckpointFormat, first: tuple[FormatRule, ...]
-) -> CheckpointFormat:
+def _with_rules(checkpoint: CheckpointFormat, first: tuple[FormatRule, ...]) -> CheckpointFormat:
     if not first:
         return checkpoint
     return CheckpointFormat(
@@ -206,7 +204,9 @@ def _from_config(
     if method == "mxfp4":
         return _format("mxfp4", _ignored(quant, "modules_to_not_convert"), quant, 32, "experts")
     if method in ("awq", "gptq", "auto-round", "autoround"):
-        fmt: WeightFormat = {"awq": "int4-awq", "gptq": "int4-gptq"}.get(method, "int4")  # type: ignore[assignment]
+        fmt: WeightFormat = "int4"
+        if method in ("awq", "gptq"):
+            fmt = "int4-awq" if method == "awq" else "int4-gptq"
         ignored = _ignored(quant, "modules_to_not_convert")
         return _format(fmt, ignored, quant, int(quant.get("group_size") or 128), "linears")
     if method == "mxfp8":
@@ -230,8 +230,8 @@ def _fp8(quant: Mapping[str, Any], config: Mapping[str, Any]) -> CheckpointForma
 
 
 def _compressed_tensors(quant: Mapping[str, Any]) -> CheckpointFormat:
-    groups = quant.get("config_groups") or {}
-    weights = next(iter(groups.values()), {}).get("weights") or {}
+    groups: Mapping[str, Mapping[str, Any]] = quant.get("config_groups") or {}
+    weights = next((group.get("weights") or {} for group in groups.values()), {})
     size = int(weights.get("group_size") or 128)
     kind = str(quant.get("format", "")).lower()
     fmt: WeightFormat = "int4"
@@ -254,7 +254,7 @@ def _modelopt(
     if algo == "MIXED_PRECISION" and not listed:
         listed = _groups_listed(quant)
     base = _algo_format(algo)
-    scope: Any = "linears"
+    scope: Literal["linears", "listed"] = "linears"
     if algo == "MIXED_PRECISION":
         # A mixed checkpoint on an FP8 base (DeepSeek-V4) lists only what differs from it.
         base, scope = ("fp8-block", "linears") if fp8_base else ("bf16", "listed")
@@ -283,7 +283,7 @@ def _algo_format(algo: str) -> WeightFormat:
     return "fp8"
 
 
-def _listed(layers: Any) -> tuple[FormatRule, ...]:
+def _listed(layers: Mapping[str, Any] | None) -> tuple[FormatRule, ...]:
     """`quantized_layers`: module name (or collapsed pattern) to its algorithm."""
     if not layers:
         return ()
@@ -312,7 +312,7 @@ def _format(
     rules: tuple[FormatRule, ...],
     quant: Mapping[str, Any],
     group_size: int,
-    scope: Any,
+    scope: Literal["linears", "experts"],
 ) -> CheckpointFormat:
     return CheckpointFormat(
         base=fmt,
@@ -341,7 +341,7 @@ def _ignored(quant: Mapping[str, Any], key: str) -> tuple[FormatRule, ...]:
     )
 
 
-def _patterns(value: Any) -> Sequence[str]:
+def _patterns(value: object) -> Sequence[str]:
     """A list of module names, or one already collapsed to patterns."""
     if value is None:
         return ()
@@ -350,6 +350,8 @@ def _patterns(value: Any) -> Sequence[str]:
     if isinstance(value, str):
         # a collapsed list may be cut to its head and printed as text
         value = re.findall(r"'([^']+)'", value)
+    if not isinstance(value, Sequence):
+        return ()
     return [_generic(str(item)) for item in value]
 
 

@@ -1,9 +1,8 @@
 """What a person should know about a launch beside its verdict."""
 
 from pipeline.planner.assessment import Launch, Sized, Stopped
-from pipeline.planner.kv_cache import element_bytes
 from pipeline.planner.slack import largest_indexer_bytes
-from schemas.plan import CompressedCache, SparseMlaCache, Speculation
+from schemas.plan import CompressedCache, SparseMlaCache
 
 GIB = 1 << 30
 
@@ -38,20 +37,21 @@ def _indexer(launch: Launch, outcome: Stopped | Sized) -> list[str]:
     """DeepSeek-V4 and V3.2: scratch outside the fraction, the same on every rank."""
     model, gpu, rules = launch.model, launch.gpu, launch.rules
     settings = launch.settings
-    if isinstance(model.cache, CompressedCache) and gpu.compute_capability // 10 == 12:
-        if rules.v4_indexer_sm120 != "tilelang":
-            return [_torch_indexer(launch)]
+    sm120 = gpu.compute_capability // 10 == 12
+    if isinstance(model.cache, CompressedCache) and sm120 and rules.v4_indexer_sm120 != "tilelang":
+        return [_torch_indexer(launch)]
     if not isinstance(model.cache, CompressedCache | SparseMlaCache):
         return []
     size = largest_indexer_bytes(model, gpu, settings, rules)
     slack = outcome.slack_bytes if isinstance(outcome, Sized) else 0
     if size <= slack / 2:
         return []
-    return [
+    note = (
         f"the sparse indexer's logits lie outside mem_fraction_static and are not divided by TP: "
         f"a full chunk at {settings.context_length} tokens of context takes {size / GIB:.1f} GiB; "
         f"lower --chunked-prefill-size or --context-length if such prompts come"
-    ]
+    )
+    return [note]
 
 
 def _torch_indexer(launch: Launch) -> str:
@@ -78,20 +78,9 @@ def _host_cache(launch: Launch, outcome: Stopped | Sized) -> list[str]:
         ratio = flags.fraction("hicache-ratio") or 2.0
         size = outcome.pool.tokens * ratio * outcome.cost.priced_bytes
     ranks = launch.ranks.tp_size * launch.ranks.pp_size
-    return [
+    note = (
         f"hierarchical cache needs {size / GIB:.1f} GiB of host memory a rank, "
         f"{size * ranks / GIB:.1f} GiB for {ranks} ranks, and 10 GiB kept back; "
         f"it buys nothing when every prompt is distinct"
-    ]
-
-
-def slower_kv_note(launch: Launch) -> str:
-    """A KV type below the model's own changes what the model writes."""
-    if element_bytes(launch.settings.kv_cache_dtype) >= 2:
-        return ""
-    return "the KV cache is stored in 8 bits or fewer"
-
-
-def speculative(launch: Launch) -> bool:
-    """Whether anything is drafted."""
-    return isinstance(launch.settings.speculation, Speculation)
+    )
+    return [note]

@@ -116,9 +116,7 @@ def gqa_bytes(cache: GqaCache, ranks: Parallel, element: float) -> float:
     return heads * (cache.head_dim + cache.v_head_dim) * cache.layers * element
 
 
-def layout_bytes(
-    cache: KvLayout, ranks: Parallel, element: float, settings: PlanSettings
-) -> float:
+def layout_bytes(cache: KvLayout, ranks: Parallel, element: float, settings: PlanSettings) -> float:
     """Bytes a token of the target's full-length layers."""
     if isinstance(cache, GqaCache):
         return gqa_bytes(cache, ranks, element)

@@ -76,7 +76,9 @@ class LaunchFlags:
 
     def text(self, name: str, default: str = "") -> str:
         """The flag's last value; SGLang's parser lets the last one win."""
-        return next((words[-1] for key, words in reversed(self.values) if key == name and words), default)  # noqa: E501  # one lookup
+        return next(
+            (words[-1] for key, words in reversed(self.values) if key == name and words), default
+        )  # one lookup
 
     def words(self, name: str) -> tuple[str, ...]:
         """All values of a flag that takes several."""
@@ -102,7 +104,7 @@ class LaunchFlags:
     def changed(self, changes: Mapping[str, str | None]) -> "LaunchFlags":
         """The same line with flags set ('' for a switch) or, where None, taken away."""
         kept = [(key, words) for key, words in self.values if key not in changes]
-        added = [
+        added: list[tuple[str, tuple[str, ...]]] = [
             (key, (value,) if value else ()) for key, value in changes.items() if value is not None
         ]
         return LaunchFlags(
@@ -144,9 +146,7 @@ def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
             model = following[-1] if following else ""
         else:
             values.append((key, _checked(key, tuple(following), arity)))
-    return LaunchFlags(
-        model_path=model, values=tuple(values), env=env, set_aside=tuple(aside)
-    )
+    return LaunchFlags(model_path=model, values=tuple(values), env=env, set_aside=tuple(aside))
 
 
 def _words(tokens: Sequence[str]) -> list[str]:
@@ -182,7 +182,11 @@ def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[st
 
 def _positional_model(word: str, before: Iterable[str]) -> str:
     """`sglang serve MODEL`: the one word that is neither a command nor a flag."""
-    if word in _COMMAND_WORDS or word.startswith(("sglang.", "-")) or word.endswith(("python", "python3")):
+    if (
+        word in _COMMAND_WORDS
+        or word.startswith(("sglang.", "-"))
+        or word.endswith(("python", "python3"))
+    ):
         return ""
     return word if "serve" in before else ""
 
@@ -211,7 +215,8 @@ def _checked(key: str, words: tuple[str, ...], arity: str) -> tuple[str, ...]:
         # some releases gave switches a deprecated form whose arity their parsers hide
         return ()
     if not words or (arity == "one" and words[-1] == ""):
-        raise PlanError(f"argument --{key}: expected {'one argument' if arity == 'one' else 'at least one argument'}")  # noqa: E501  # argparse's own words
+        wanted = "one argument" if arity == "one" else "at least one argument"
+        raise PlanError(f"argument --{key}: expected {wanted}")
     kind = "int" if key in _INTS else "float" if key in _FLOATS else "text"
     for word in words:
         if kind == "int" and re.fullmatch(r"[+-]?\d+", word) is None:

@@ -12,11 +12,9 @@ def log_lines(launch: Launch, outcome: Stopped | Sized, message: str) -> tuple[s
     """Launch lines in order; sizes in the log's "GB", which are GiB."""
     load = outcome.load
     free, weights = load.free_before_bytes / GIB, load.weights_bytes / GIB
-    lines = [
-        f"Load weight begin. avail mem={free:.2f} GB",
-        f"Load weight end. type={launch.model.architecture}, avail mem={free - weights:.2f} GB, "
-        f"mem usage={weights:.2f} GB.",
-    ]
+    kind = launch.model.architecture
+    end = f"type={kind}, avail mem={free - weights:.2f} GB, mem usage={weights:.2f} GB."
+    lines = [f"Load weight begin. avail mem={free:.2f} GB", f"Load weight end. {end}"]
     draft = (load.draft_resident_bytes + load.draft_freed_bytes) / GIB
     if draft and load.draft_first:
         lines.append(

@@ -159,9 +159,7 @@ def _assumptions(
 ) -> tuple[str, ...]:
     found = [*notes, *launch.model.assumptions, *launch.settings.assumptions]
     if launch.calibration is None:
-        found.append(
-            "free memory before loading is assumed from the card and the number of ranks"
-        )
+        found.append("free memory before loading is assumed from the card and the number of ranks")
     if not launch.model.checkpoint_bytes:
         found.append(f"weights are computed from the config ({launch.model.format.source})")
     found.append(

@@ -14,8 +14,7 @@ from pipeline.planner.assessment import (
     assess,
     multimodal_reserve_bytes,
 )
-from pipeline.planner.messages import CAPTURE_MESSAGE, RUNTIME_MESSAGE
-from pipeline.planner.slack import SlackNeeds
+from pipeline.planner.messages import CAPTURE_MESSAGE, RUNTIME_MESSAGE, draft_load_message
 from pipeline.planner.state_pool import StatePool
 from schemas.plan import BudgetRow, MemoryBudget, Stage, Verdict
 
@@ -103,6 +102,10 @@ def _slack_judgement(launch: Launch, sized: Sized) -> Judgement:
     if not sized.load.draft_first:
         # The draft arrives after the pools, so its own error falls on the slack.
         error += sized.load.draft_resident_bytes // 10
+    if not sized.load.draft_first and slack_bytes + error < 0 and sized.load.draft_resident_bytes:
+        return _judged(
+            "does_not_fit", "draft_weights", draft_load_message(launch.gpu, -slack_bytes)
+        )
     if slack_bytes + error < captured:
         return _judged("does_not_fit", "graph_capture", CAPTURE_MESSAGE)
     if slack_bytes + error < total:
@@ -132,17 +135,21 @@ def _doubts(launch: Launch, sized: Sized) -> list[str]:
             f"release {launch.rules.label} was not read, and the slack is below the "
             f"{reserve / GIB:.1f} GiB that later releases set aside for this launch"
         )
-    states = sized.states
-    given = launch.flags.number("max-mamba-cache-size")
-    if isinstance(states, StatePool) and given is not None and states.slots_per_request > 1:
-        # sglang#37066: a pool of exactly one request's slots has no spare one to donate.
-        # With many requests some slot is always free again in time; with one or two it is not.
-        if sized.running <= 2 and states.slots <= states.slots_per_request * sized.running:
-            doubts.append(
-                f"{states.slots} state slots leave no spare one beside "
-                f"{sized.running} x {states.slots_per_request}: a chunk boundary can crash it"
-            )
+    if _no_spare_slot(launch, sized):
+        doubts.append("no state slot is spare beside the running requests: a chunk can crash it")
     return doubts
+
+
+def _no_spare_slot(launch: Launch, sized: Sized) -> bool:
+    """sglang#37066: a pool of exactly one request's slots has no spare one to donate.
+
+    With many requests some slot is always free again in time; with one or two it is not.
+    """
+    states = sized.states
+    if not isinstance(states, StatePool) or not launch.flags.has("max-mamba-cache-size"):
+        return False
+    per_request = states.slots_per_request
+    return per_request > 1 and sized.running <= 2 and states.slots <= per_request * sized.running
 
 
 def _own_reserve_bytes(launch: Launch) -> int:
@@ -223,9 +230,7 @@ def _stopped_rows(launch: Launch, stopped: Stopped) -> list[BudgetRow]:
         return []
     kept = stopped.load.free_before_bytes * (1 - launch.settings.mem_fraction_static)
     rows = [
-        BudgetRow(
-            name="kept free by mem_fraction_static", bytes=int(kept), note="for all the rest"
-        )
+        BudgetRow(name="kept free by mem_fraction_static", bytes=int(kept), note="for all the rest")
     ]
     if stopped.intermediate_bytes:
         settings = launch.settings

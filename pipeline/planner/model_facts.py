@@ -106,7 +106,7 @@ def _kv_heads(fields: ConfigFields) -> int:
     return fields.number("num_key_value_heads") or fields.need("num_attention_heads")
 
 
-def _block_kv_group(block: Any) -> int:
+def _block_kv_group(block: Mapping[str, Any]) -> int:
     """Query heads that share one KV head in a block of a pruned model; 0 where there is none."""
     attention = block.get("attention") or {}
     return 0 if attention.get("no_op") else int(attention.get("n_heads_in_group") or 0)
@@ -210,9 +210,7 @@ def _compressed(fields: ConfigFields, layers: int) -> CompressedCache:
     )
 
 
-def _block_sparse(
-    fields: ConfigFields, sparse: Mapping[str, Any], layers: int
-) -> BlockSparseCache:
+def _block_sparse(fields: ConfigFields, sparse: Mapping[str, Any], layers: int) -> BlockSparseCache:
     flags = list(sparse.get("sparse_attention_freq") or [1] * layers)
     key_only = list(sparse.get("sparse_disable_index_value") or [0] * layers)
     num_sparse = sum(1 for flag in flags if flag)

@@ -42,24 +42,16 @@ def read_model(path: Path) -> ModelFiles:
     quant = next((_read(p) for p in beside if p.exists() and path.name != p.name), None)
     if beside[0].exists() and path.name != "config.json":
         quant = _read(beside[1]) if beside[1].exists() else None
-    return ModelFiles(
-        config=_read(path), hf_quant=quant, checkpoint_bytes=0, source=str(path)
-    )
+    return ModelFiles(config=_read(path), hf_quant=quant, checkpoint_bytes=0, source=str(path))
 
 
 def find_model(name: str, *, hub: bool = True) -> ModelFiles:
     """By name: a local path, the catalogue, the hub's cache, then the hub itself."""
     if Path(name).is_dir() and (Path(name) / "config.json").exists():
         return _from_folder(Path(name))
-    entry = _catalogued(name)
-    if entry is not None:
-        key, found = entry
-        return ModelFiles(
-            config=found["config"],
-            hf_quant=found.get("quant"),
-            checkpoint_bytes=0,
-            source=f"catalogue: {key}",
-        )
+    key = _catalogued(name)
+    if key is not None:
+        return catalogue_files(key)
     cached = _hub_cache(name)
     if cached is not None:
         return _from_folder(cached)
@@ -116,9 +108,7 @@ def _header_bytes(path: Path) -> int:
             header = json.loads(file.read(length))
     except (OSError, struct.error, ValueError) as error:
         raise PlanError(f"cannot read the header of {path}: {error}") from error
-    ends = [
-        entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"
-    ]
+    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     return max(ends, default=0)
 
 
@@ -136,7 +126,18 @@ def catalogue_names() -> tuple[str, ...]:
     return tuple(sorted(_catalogue()["models"]))
 
 
-def _catalogued(name: str) -> tuple[str, Mapping[str, Any]] | None:
+def catalogue_files(key: str) -> ModelFiles:
+    """One entry of the catalogue, by its own name."""
+    found = _catalogue()["models"][key]
+    return ModelFiles(
+        config=found["config"],
+        hf_quant=found.get("quant"),
+        checkpoint_bytes=0,
+        source=f"catalogue: {key}",
+    )
+
+
+def _catalogued(name: str) -> str | None:
     data = _catalogue()
     models, aliases = data["models"], data["aliases"]
     by_lower = {key.lower(): key for key in models}
@@ -146,7 +147,7 @@ def _catalogued(name: str) -> tuple[str, Mapping[str, Any]] | None:
         tails = {known.rsplit("/", 1)[-1].lower(): known for known in models}
         tails.update({a.rsplit("/", 1)[-1].lower(): k for a, k in aliases.items()})
         key = tails.get(tail) or tails.get(_plain_tail(tail))
-    return None if key is None else (key, models[key])
+    return None if key is None else str(key)
 
 
 def _plain_tail(tail: str) -> str:

@@ -128,9 +128,7 @@ def plan_text(plan: LaunchPlan | RefusedPlan) -> str:
 
 
 def _budget_lines(plan: LaunchPlan) -> list[str]:
-    rows = [
-        f"  {row.name:<46}{row.bytes / GIB:>9.2f}  {row.note}" for row in plan.budget.rows
-    ]
+    rows = [f"  {row.name:<46}{row.bytes / GIB:>9.2f}  {row.note}" for row in plan.budget.rows]
     total = f"  {'card':<46}{plan.budget.total_bytes / GIB:>9.2f}  GiB"
     return [*rows, f"  {'':<46}{'-' * 9}", total]
 

@@ -163,9 +163,7 @@ def _states(
     return ""
 
 
-def _tracking(
-    flags: LaunchFlags, speculation: NoSpeculation | Speculation, page_size: int
-) -> str:
+def _tracking(flags: LaunchFlags, speculation: NoSpeculation | Speculation, page_size: int) -> str:
     """mamba_hook.py: the track interval covers a verify step and whole pages."""
     interval = flags.number("mamba-track-interval") or 256
     if isinstance(speculation, Speculation) and interval < speculation.num_draft_tokens:

@@ -235,7 +235,7 @@ def _prefill_graphs_off(flags: LaunchFlags) -> bool:
 def _prefill_graphs_incompatible(
     flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel, backend: str
 ) -> bool:
-    """arg_groups/cuda_graph_hook.py, 0.5.23; server_args.py: _handle_piecewise_cuda_graph, 0.5.12."""
+    """arg_groups/cuda_graph_hook.py, 0.5.23; server_args.py of 0.5.12 for piecewise graphs."""
     multimodal = not isinstance(model.vision, NoVision)
     if isinstance(model.cache, CompressedCache) or ranks.pp_size > 1:
         return True
@@ -268,9 +268,7 @@ def _prefill_graphs_incompatible(
 # --- requests, states, backends ---------------------------------------------------------------
 
 
-def _requests(
-    flags: LaunchFlags, model: ModelFacts, speculation: object
-) -> tuple[int | None, str]:
+def _requests(flags: LaunchFlags, model: ModelFacts, speculation: object) -> tuple[int | None, str]:
     """Requested running requests over all ranks, and who asked for them."""
     given = flags.number("max-running-requests")
     if given is not None:
@@ -335,7 +333,10 @@ def _default_backend(model: ModelFacts, gpu: Gpu, speculation: object) -> str:
         if hopper:
             return "fa3"
         if datacenter_blackwell:
-            deepseek = model.architecture in ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration")
+            deepseek = model.architecture in (
+                "DeepseekV3ForCausalLM",
+                "KimiK25ForConditionalGeneration",
+            )
             return "trtllm_mla" if deepseek else "flashinfer"
         return "triton"
     if hopper:

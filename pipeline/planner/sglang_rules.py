@@ -60,11 +60,6 @@ class ReleaseRules:
     label: str
 
 
-def _older(rules: ReleaseRules, release: Release, label: str) -> ReleaseRules:
-    values = {name: getattr(rules, name) for name in ReleaseRules.__slots__}
-    return ReleaseRules(**{**values, "release": release, "label": label})
-
-
 _0_5_10 = ReleaseRules(
     release=(0, 5, 10),
     verify_reserve="all_requests_first",
@@ -100,9 +95,7 @@ def _changed(rules: ReleaseRules, release: Release, **changes: object) -> Releas
     return ReleaseRules(**values)  # type: ignore[arg-type]  # the names are the fields' own
 
 
-_0_5_13 = _changed(
-    _0_5_10, (0, 5, 13), verify_reserve="joint", v4_indexer_sm120="torch_fp32"
-)
+_0_5_13 = _changed(_0_5_10, (0, 5, 13), verify_reserve="joint", v4_indexer_sm120="torch_fp32")
 _0_5_14 = _changed(
     _0_5_13,
     (0, 5, 14),
@@ -144,8 +137,10 @@ _0_5_21 = _changed(
 )
 _0_5_23 = _changed(_0_5_21, (0, 5, 23), swa_request_cap=True)
 
+_UNREAD = _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in")
+
 _TABLE = (
-    _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in"), _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_21, _0_5_23,
+    _UNREAD, _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_21, _0_5_23,
 )  # fmt: skip
 NEWEST: Release = _0_5_23.release
 OLDEST: Release = _0_5_10.release
@@ -184,7 +179,7 @@ def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:
         notes = (*notes, f"releases before 0.5.10 were not read: {label} is planned as 0.5.10")
     elif release > NEWEST:
         notes = (*notes, f"{label} is newer than the newest release read: planned as 0.5.23")
-    return _older(rules, release, label), notes
+    return _changed(rules, release), notes
 
 
 def _release_of(version: str | None) -> tuple[Release, tuple[str, ...]]:

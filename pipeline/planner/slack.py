@@ -102,9 +102,7 @@ def slack_needs(
               _chunked_indexer_bytes(model, gpu, settings, rules),
               "layers/attention/dsv4/indexer.py"),
     ]  # fmt: skip
-    return SlackNeeds(
-        fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving)
-    )
+    return SlackNeeds(fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving))
 
 
 def _runtime_bytes(gpu: Gpu, settings: PlanSettings, ranks: Parallel) -> int:
@@ -176,16 +174,24 @@ def _workspaces(
     backend = settings.attention_backend
     items = []
     if backend == "flashinfer":
-        size = _FLASHINFER_LARGE_BYTES if model.architecture in _FLASHINFER_LARGE else _FLASHINFER_BYTES  # noqa: E501  # one choice
+        size = (
+            _FLASHINFER_LARGE_BYTES
+            if model.architecture in _FLASHINFER_LARGE
+            else _FLASHINFER_BYTES
+        )  # one choice
         if flags.has("enable-deterministic-inference"):
             size = _DETERMINISTIC_BYTES
         items.append(_item("FlashInfer workspace", size, "flashinfer_backend.py"))
         rows = min(settings.decode_graph_max_bs, max(running, 1)) * _verify_tokens(settings)
         # indices and the mask that verification needs
         indices = rows * settings.context_length * (5 if _verify_tokens(settings) > 1 else 4)
-        items.append(_item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py"))
+        items.append(
+            _item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py")
+        )
     elif backend == "trtllm_mha":
-        items.append(_item("TRT-LLM attention workspace", _TRTLLM_MHA_BYTES, "trtllm_mha_backend.py"))
+        items.append(
+            _item("TRT-LLM attention workspace", _TRTLLM_MHA_BYTES, "trtllm_mha_backend.py")
+        )
     elif model.uses_mla:
         items.append(_item("MLA attention workspace", _TRTLLM_MLA_BYTES, "trtllm_mla_backend.py"))
     if flags.has("enable-symm-mem"):
@@ -270,7 +276,12 @@ def activation_bytes(model: ModelFacts, settings: PlanSettings, ranks: Parallel)
     gathered = chunk * ranks.attention_dp_size
     hidden = model.hidden_size
     drafted = 2 * 5 * hidden * 2 if block_draft(settings) else 0  # five layers' outputs, joined
-    own = drafted + 6 * hidden * 2 + _attention_token_bytes(model, ranks) + _state_token_bytes(model, ranks)
+    own = (
+        drafted
+        + 6 * hidden * 2
+        + _attention_token_bytes(model, ranks)
+        + _state_token_bytes(model, ranks)
+    )
     wide = 2 * hidden * 2 + _ffn_token_bytes(model, ranks)
     return int(chunk * own + gathered * wide)
 
@@ -301,9 +312,7 @@ def _ffn_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
     return 3 * model.ffn.intermediate_size / ranks.dense_tp_size * 2
 
 
-def indexer_bytes(
-    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
-) -> int:
+def indexer_bytes(model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules) -> int:
     """Indexer scratch of a prompt that fills one chunk; no rank shares it."""
     chunk = settings.chunked_prefill_size
     if chunk <= 0:

@@ -41,9 +41,7 @@ class StatePool:
     rest_bytes: float
 
 
-def slot_bytes(
-    state: LinearState, ranks: Parallel, ssm_dtype: str
-) -> int:
+def slot_bytes(state: LinearState, ranks: Parallel, ssm_dtype: str) -> int:
     """One request's state over all linear layers, on one GPU. configs/mamba_utils.py, 0.5.23."""
     tp = ranks.attention_tp_size
     ssm = _DTYPE_BYTES.get(ssm_dtype, 4)

@@ -36,9 +36,7 @@ def draft_tensors(fields: ConfigFields, layers: int, count: int) -> tuple[Tensor
     if fields.kinds("compress_ratios"):
         blocks = [group for group in blocks if "compressor" not in group.names[0]]
         blocks = [group for group in blocks if "indexer" not in group.names[0]]
-    blocks.append(
-        _group(("mtp.fc",), 2 * hidden * hidden * count, "replicated", quantizable=False)
-    )
+    blocks.append(_group(("mtp.fc",), 2 * hidden * hidden * count, "replicated", quantizable=False))
     return tuple(group for group in blocks if group.params > 0)
 
 
@@ -46,14 +44,14 @@ def vision_params(vision: Mapping[str, Any]) -> int:
     """The encoder of a multimodal model, from whichever names its config uses."""
     hidden = int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 0)
     depth = int(
-        vision.get("num_hidden_layers") or vision.get("depth")
-        or vision.get("vt_num_hidden_layers") or 0
-    )  # fmt: skip
+        vision.get("num_hidden_layers")
+        or vision.get("depth")
+        or vision.get("vt_num_hidden_layers")
+        or 0
+    )
     if not hidden or not depth:
         return 0
-    inner = int(
-        vision.get("intermediate_size") or vision.get("vt_intermediate_size") or 4 * hidden
-    )
+    inner = int(vision.get("intermediate_size") or vision.get("vt_intermediate_size") or 4 * hidden)
     attention = 4 * hidden * int(vision.get("qkv_hidden_size") or hidden)
     merged = hidden * int(vision.get("spatial_merge_size") or 2) ** 2
     out = int(vision.get("out_hidden_size") or vision.get("text_hidden_size") or merged)
@@ -129,18 +127,24 @@ def _attention(
     return [
         _group(
             _layer_names("self_attn.q_proj", "mixer.q_proj", "attn.q_proj"),
-            attention_layers * hidden * heads * dim * gate, "attention", layers=attention_layers,
+            attention_layers * hidden * heads * dim * gate,
+            "attention",
+            layers=attention_layers,
         ),
         _group(
             _layer_names("self_attn.k_proj", "self_attn.v_proj", "mixer.k_proj", "mixer.v_proj"),
-            attention_layers * hidden * kv_heads * (dim + v_dim), "kv", layers=attention_layers,
+            attention_layers * hidden * kv_heads * (dim + v_dim),
+            "kv",
+            layers=attention_layers,
         ),
         _group(
             _layer_names("self_attn.o_proj", "mixer.o_proj", "attn.o_proj"),
-            attention_layers * heads * v_dim * hidden, "attention", layers=attention_layers,
+            attention_layers * heads * v_dim * hidden,
+            "attention",
+            layers=attention_layers,
         ),
         *_block_sparse_indexer(fields, hidden),
-    ]  # fmt: skip
+    ]
 
 
 def _kv_heads(fields: ConfigFields) -> int:
@@ -160,9 +164,7 @@ def _block_sparse_indexer(fields: ConfigFields, hidden: int) -> list[TensorGroup
     heads = int(sparse.get("sparse_num_index_heads") or 4)
     layers = sum(1 for flag in sparse.get("sparse_attention_freq") or () if flag)
     names = _layer_names("self_attn.indexer")
-    return [
-        _group(names, layers * hidden * width * (heads + 2), "replicated", quantizable=False)
-    ]
+    return [_group(names, layers * hidden * width * (heads + 2), "replicated", quantizable=False)]
 
 
 def _two_shape_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
@@ -180,13 +182,20 @@ def _two_shape_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]
     # With attention_k_eq_v the full layers store one matrix for keys and values.
     full_sides = 1 if fields.get("attention_k_eq_v") else 2
     query = hidden * heads * (full * full_dim + window * window_dim)
-    key_value = hidden * (full * full_kv * full_dim * full_sides
-                          + window * window_kv * window_dim * 2)  # fmt: skip
+    key_value = hidden * (
+        full * full_kv * full_dim * full_sides + window * window_kv * window_dim * 2
+    )
     v_dim = fields.number("v_head_dim", default=full_dim)
-    out = hidden * heads * (full * v_dim + window * fields.number("swa_v_head_dim", default=window_dim))  # noqa: E501  # one product a kind of layer
+    out = (
+        hidden
+        * heads
+        * (full * v_dim + window * fields.number("swa_v_head_dim", default=window_dim))
+    )
     return [
         _group(_layer_names("self_attn.q_proj"), query, "attention", layers=layers),
-        _group(_layer_names("self_attn.k_proj", "self_attn.v_proj"), key_value, "kv", layers=layers),
+        _group(
+            _layer_names("self_attn.k_proj", "self_attn.v_proj"), key_value, "kv", layers=layers
+        ),
         _group(_layer_names("self_attn.o_proj"), out, "attention", layers=layers),
     ]
 
@@ -200,15 +209,46 @@ def _latent_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
     query = q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
     gate = hidden * heads * v_dim if fields.get("mla_use_output_gate") else 0
     groups = [
-        _group(_layer_names("self_attn.q_a_proj"), layers * hidden * q_rank, "replicated", layers=layers),
-        _group(_layer_names("self_attn.kv_a_proj_with_mqa"), layers * hidden * (rank + rope), "replicated", layers=layers),
-        _group(_layer_names("self_attn.q_b_proj", "self_attn.q_proj"), layers * query, "attention", layers=layers),
-        _group(_layer_names("self_attn.kv_b_proj"), layers * rank * heads * (nope + v_dim), "attention", layers=layers),
+        _group(
+            _layer_names("self_attn.q_a_proj"),
+            layers * hidden * q_rank,
+            "replicated",
+            layers=layers,
+        ),
+        _group(
+            _layer_names("self_attn.kv_a_proj_with_mqa"),
+            layers * hidden * (rank + rope),
+            "replicated",
+            layers=layers,
+        ),
+        _group(
+            _layer_names("self_attn.q_b_proj", "self_attn.q_proj"),
+            layers * query,
+            "attention",
+            layers=layers,
+        ),
+        _group(
+            _layer_names("self_attn.kv_b_proj"),
+            layers * rank * heads * (nope + v_dim),
+            "attention",
+            layers=layers,
+        ),
         # The absorbed form keeps a bf16 copy of the up-projection beside the original.
         # SGLang models/deepseek_common/deepseek_weight_loader.py: post_load_weights, 0.5.23.
-        _group(_layer_names("self_attn.absorbed"), layers * rank * heads * (nope + v_dim), "attention", layers=layers, fixed=2.0),
-        _group(_layer_names("self_attn.o_proj"), layers * (heads * v_dim * hidden + gate), "attention", layers=layers),
-    ]  # fmt: skip
+        _group(
+            _layer_names("self_attn.absorbed"),
+            layers * rank * heads * (nope + v_dim),
+            "attention",
+            layers=layers,
+            fixed=2.0,
+        ),
+        _group(
+            _layer_names("self_attn.o_proj"),
+            layers * (heads * v_dim * hidden + gate),
+            "attention",
+            layers=layers,
+        ),
+    ]
     index_heads, index_dim = fields.number("index_n_heads"), fields.number("index_head_dim")
     if index_heads and index_dim:
         per_layer = q_rank * index_heads * index_dim + hidden * (index_dim + index_heads)
@@ -223,9 +263,7 @@ def _indexing_layers(fields: ConfigFields, layers: int) -> int:
     return -(-layers // every) + (2 if every > 1 else 0)
 
 
-def _compressed_attention(
-    fields: ConfigFields, layers: int, *, draft: bool
-) -> list[TensorGroup]:
+def _compressed_attention(fields: ConfigFields, layers: int, *, draft: bool) -> list[TensorGroup]:
     """DeepSeek-V4. SGLang models/deepseek_v4.py and layers/attention/dsv4, 0.5.23."""
     hidden, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
     dim, q_rank = fields.need("head_dim"), fields.need("q_lora_rank")
@@ -236,22 +274,72 @@ def _compressed_attention(
     # A compressor projects to a value and a gate; at ratio 4 its windows overlap, so twice that.
     compressors = hidden * dim * (4 * c4 + 2 * c128)
     indexer = c4 * (q_rank * index_heads * index_dim + hidden * (4 * index_dim + index_heads))
-    connections = layers * 2 * (2 + fields.number("hc_mult", default=4)) * fields.number(
-        "hc_mult", default=4) ** 2 * hidden  # fmt: skip
-    return [
-        _group(_layer_names("self_attn.wqkv_a", "attn.wqkv_a"), layers * hidden * (q_rank + dim), "replicated", layers=layers),
-        _group(_layer_names("self_attn.wq_b", "attn.wq_b"), layers * q_rank * heads * dim, "attention", layers=layers),
-        _group(_layer_names("self_attn.wo_a", "attn.wo_a"), layers * heads * dim * o_rank, "attention", layers=layers, fixed=2.0),
-        _group(_layer_names("self_attn.wo_b", "attn.wo_b"), layers * o_groups * o_rank * hidden, "attention", layers=layers),
-        _group(_layer_names("attn.compressor"), compressors, "replicated", layers=layers, fixed=2.0),
-        _group(_layer_names("attn.indexer"), indexer, "replicated", layers=layers, fixed=2.0),
-        _group(_layer_names("hc"), connections, "replicated", layers=layers, fixed=4.0),
-    ] if not draft else [
-        _group(_layer_names("attn.wqkv_a"), layers * hidden * (q_rank + dim), "replicated", layers=layers),
-        _group(_layer_names("attn.wq_b"), layers * q_rank * heads * dim, "attention", layers=layers),
-        _group(_layer_names("attn.wo_a"), layers * heads * dim * o_rank, "attention", layers=layers, fixed=2.0),
-        _group(_layer_names("attn.wo_b"), layers * o_groups * o_rank * hidden, "attention", layers=layers),
-    ]  # fmt: skip
+    connections = (
+        layers
+        * 2
+        * (2 + fields.number("hc_mult", default=4))
+        * fields.number("hc_mult", default=4) ** 2
+        * hidden
+    )
+    return (
+        [
+            _group(
+                _layer_names("self_attn.wqkv_a", "attn.wqkv_a"),
+                layers * hidden * (q_rank + dim),
+                "replicated",
+                layers=layers,
+            ),
+            _group(
+                _layer_names("self_attn.wq_b", "attn.wq_b"),
+                layers * q_rank * heads * dim,
+                "attention",
+                layers=layers,
+            ),
+            _group(
+                _layer_names("self_attn.wo_a", "attn.wo_a"),
+                layers * heads * dim * o_rank,
+                "attention",
+                layers=layers,
+                fixed=2.0,
+            ),
+            _group(
+                _layer_names("self_attn.wo_b", "attn.wo_b"),
+                layers * o_groups * o_rank * hidden,
+                "attention",
+                layers=layers,
+            ),
+            _group(
+                _layer_names("attn.compressor"), compressors, "replicated", layers=layers, fixed=2.0
+            ),
+            _group(_layer_names("attn.indexer"), indexer, "replicated", layers=layers, fixed=2.0),
+            _group(_layer_names("hc"), connections, "replicated", layers=layers, fixed=4.0),
+        ]
+        if not draft
+        else [
+            _group(
+                _layer_names("attn.wqkv_a"),
+                layers * hidden * (q_rank + dim),
+                "replicated",
+                layers=layers,
+            ),
+            _group(
+                _layer_names("attn.wq_b"), layers * q_rank * heads * dim, "attention", layers=layers
+            ),
+            _group(
+                _layer_names("attn.wo_a"),
+                layers * heads * dim * o_rank,
+                "attention",
+                layers=layers,
+                fixed=2.0,
+            ),
+            _group(
+                _layer_names("attn.wo_b"),
+                layers * o_groups * o_rank * hidden,
+                "attention",
+                layers=layers,
+            ),
+        ]
+    )
 
 
 def _linear_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
@@ -265,13 +353,26 @@ def _linear_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
         value = fields.need("linear_num_value_heads") * fields.need("linear_value_head_dim")
         small = 2 * fields.need("linear_num_value_heads") * hidden
         return [
-            _group(_layer_names("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-                   layers * hidden * 2 * (key + value), "attention", layers=layers),
-            _group(_layer_names("linear_attn.in_proj_ba"), layers * small, "attention",
-                   layers=layers, quantizable=False),
-            _group(_layer_names("linear_attn.out_proj"), layers * value * hidden, "attention",
-                   layers=layers),
-        ]  # fmt: skip
+            _group(
+                _layer_names("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+                layers * hidden * 2 * (key + value),
+                "attention",
+                layers=layers,
+            ),
+            _group(
+                _layer_names("linear_attn.in_proj_ba"),
+                layers * small,
+                "attention",
+                layers=layers,
+                quantizable=False,
+            ),
+            _group(
+                _layer_names("linear_attn.out_proj"),
+                layers * value * hidden,
+                "attention",
+                layers=layers,
+            ),
+        ]
     if fields.get("mamba_num_heads", "mamba_n_heads"):
         heads = fields.need("mamba_num_heads", "mamba_n_heads")
         inner = heads * fields.need("mamba_head_dim", "mamba_d_head")
@@ -280,8 +381,10 @@ def _linear_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
         into = hidden * (2 * inner + 2 * groups * state + heads)
         return [
             _group(_layer_names("mixer.in_proj"), layers * into, "attention", layers=layers),
-            _group(_layer_names("mixer.out_proj"), layers * inner * hidden, "attention", layers=layers),
-        ]  # fmt: skip
+            _group(
+                _layer_names("mixer.out_proj"), layers * inner * hidden, "attention", layers=layers
+            ),
+        ]
     # A short convolution: one projection to three streams and one back.
     return [_group(_layer_names("conv.in_proj"), layers * 4 * hidden * hidden, "attention")]
 
@@ -294,10 +397,22 @@ def _kda(fields: ConfigFields, hidden: int, layers: int) -> list[TensorGroup]:
     if linear.get("use_full_rank_gate"):
         gates = hidden * dim + dim * width + hidden * width
     return [
-        _group(_layer_names("self_attn.q_proj"), layers * hidden * 3 * width, "attention", layers=layers),
-        _group(_layer_names("self_attn.g_proj"), layers * (gates + hidden * heads), "attention", layers=layers),
-        _group(_layer_names("self_attn.o_proj"), layers * width * hidden, "attention", layers=layers),
-    ]  # fmt: skip
+        _group(
+            _layer_names("self_attn.q_proj"),
+            layers * hidden * 3 * width,
+            "attention",
+            layers=layers,
+        ),
+        _group(
+            _layer_names("self_attn.g_proj"),
+            layers * (gates + hidden * heads),
+            "attention",
+            layers=layers,
+        ),
+        _group(
+            _layer_names("self_attn.o_proj"), layers * width * hidden, "attention", layers=layers
+        ),
+    ]
 
 
 # --- feed-forward -----------------------------------------------------------------------------
@@ -334,13 +449,13 @@ def _dense(fields: ConfigFields, layers: int, *, has_experts: bool) -> TensorGro
         inner_sum = layers * fields.need(
             "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size"
         )
-    names = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mixer.up_proj", "mixer.down_proj")
+    names = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mixer.up_proj", "mixer.down_proj"]
     if has_experts:
-        names = (*names, "mlp.dense")
+        names.append("mlp.dense")
     return _group(_layer_names(*names), matrices * hidden * inner_sum, "dense_mlp", layers=layers)
 
 
-def _pruned_inner(block: Any, hidden: int) -> int:
+def _pruned_inner(block: Mapping[str, Any], hidden: int) -> int:
     """A pruned model gives each layer's width as a multiple of the hidden size."""
     ffn = block.get("ffn") or {}
     if ffn.get("no_op") or not ffn.get("ffn_mult"):
@@ -378,26 +493,38 @@ def _experts(fields: ConfigFields, layers: int, experts: int) -> list[TensorGrou
     # Latent experts work in a narrower space, reached by one projection down and one up.
     latent = fields.number("moe_latent_size", "routed_expert_hidden_size")
     width = latent or hidden
-    names = _layer_names("mlp.experts", "ffn.experts", "mixer.experts",
-                         "block_sparse_moe.experts", "feed_forward.experts")  # fmt: skip
+    names = _layer_names(
+        "mlp.experts",
+        "ffn.experts",
+        "mixer.experts",
+        "block_sparse_moe.experts",
+        "feed_forward.experts",
+    )
     if fields.get("enable_moe_block"):
         # Beside the dense block, not inside it: a pattern for the one must miss the other.
         names = _layer_names("experts")
     groups = [
-        _group(names,
-               layers * experts * matrices * width * inner, "expert", layers=layers),
-        _group(_layer_names("mlp.gate", "mlp.router", "mixer.gate", "block_sparse_moe.gate"),
-               layers * hidden * experts, "replicated", layers=layers, quantizable=False),
-    ]  # fmt: skip
+        _group(names, layers * experts * matrices * width * inner, "expert", layers=layers),
+        _group(
+            _layer_names("mlp.gate", "mlp.router", "mixer.gate", "block_sparse_moe.gate"),
+            layers * hidden * experts,
+            "replicated",
+            layers=layers,
+            quantizable=False,
+        ),
+    ]
     if latent:
         names = _layer_names("mixer.latent_proj", "mlp.latent_proj")
-        groups.append(
-            _group(names, layers * 2 * hidden * latent, "replicated", layers=layers)
-        )
+        groups.append(_group(names, layers * 2 * hidden * latent, "replicated", layers=layers))
     shared = _shared_inner(fields, inner)
     if shared:
-        names = _layer_names("mlp.shared_experts", "mlp.shared_expert", "ffn.shared_experts",
-                             "mixer.shared_experts", "block_sparse_moe.shared_experts")  # fmt: skip
+        names = _layer_names(
+            "mlp.shared_experts",
+            "mlp.shared_expert",
+            "ffn.shared_experts",
+            "mixer.shared_experts",
+            "block_sparse_moe.shared_experts",
+        )
         groups.append(
             _group(names, layers * matrices * hidden * shared, "shared_expert", layers=layers)
         )
@@ -407,9 +534,10 @@ def _experts(fields: ConfigFields, layers: int, experts: int) -> list[TensorGrou
 def _shared_inner(fields: ConfigFields, inner: int) -> int:
     """The width of all shared experts together."""
     given = fields.number(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
         "share_expert_dim",
-    )  # fmt: skip
+    )
     count = fields.number("n_shared_experts", "num_shared_experts")
     if given:
         return given
