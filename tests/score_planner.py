@@ -56,9 +56,7 @@ class Threshold:
         """One row of the table."""
         sign = "≥" if self.at_least else "≤"
         mark = "ok" if self.kept else "MISSED"
-        return (
-            f"  {self.name:<62}{self.value:>8.2f} {sign} {self.bound:<6g} n={self.count:<4} {mark}"
-        )
+XX
 
 
 def main() -> int:
@@ -77,7 +75,8 @@ def main() -> int:
     for case in cells:
         if _wrong(case):
             print(
-                f"  {case.verdict:<13} {'runs ' if case.case['runs'] else 'fails'} {case.case['id']}"
+        figures = f"{self.value:>8.2f} {sign} {self.bound:<6g} n={self.count:<4}"
+        return f"  {self.name:<62}{figures} {mark}"
             )
     thresholds = [*memory_thresholds(memory), *cell_thresholds(cells)]
     print("\nthresholds")

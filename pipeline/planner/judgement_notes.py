@@ -12,11 +12,12 @@ def launch_warnings(launch: Launch, outcome: Stopped | Sized) -> tuple[str, ...]
     notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome)]
     settings = launch.settings
     if settings.max_running_requests_source.startswith("SGLang") and isinstance(outcome, Sized):
+        asked = settings.max_running_requests
+        v4 = isinstance(launch.model.cache, CompressedCache)
+        line = f"Setting max_running_requests to {asked}" if v4 else f"reset to {asked}"
         notes.append(
-            f"max_running_requests is {settings.max_running_requests} by "
-            f"{settings.max_running_requests_source} ('reset to "
-            f"{settings.max_running_requests}' in the log): a request, not a promise; "
-            f"{outcome.running} run at once"
+            f"max_running_requests is {asked} by {settings.max_running_requests_source} "
+            f"('{line}' in the log): a request, not a promise; {outcome.running} run at once"
         )
     if isinstance(outcome, Sized) and outcome.pool.tokens < settings.context_length:
         notes.append(

@@ -10,7 +10,12 @@ from typing import Any
 from pipeline.errors import PlanError
 from pipeline.planner.config_fields import ConfigFields
 from pipeline.planner.formats import checkpoint_format
-from pipeline.planner.tensors import draft_tensors, target_tensors, vision_params
+from pipeline.planner.tensors import (
+    draft_tensors,
+    index_layers,
+    target_tensors,
+    vision_params,
+)
 from schemas.plan import (
     BlockSparseCache,
     BuiltInDraft,
@@ -182,21 +187,6 @@ def _latent(fields: ConfigFields, layers: int) -> MlaCache | SparseMlaCache:
         index_head_dim=fields.need("index_head_dim"),
         index_layers=index_layers(fields, layers),
     )
-
-
-def index_layers(fields: ConfigFields, layers: int) -> int:
-    """Layers that pick their own tokens; the others reuse the pick of a layer below.
-
-    SGLang configs/model_config.py: dsa_layer_skips_topk, 0.5.23.
-    """
-    kinds = fields.kinds("indexer_types")
-    if kinds:
-        return sum(1 for kind in kinds[:layers] if kind != "shared")
-    every = fields.number("index_topk_freq", default=1)
-    if every <= 1:
-        return layers
-    offset = fields.number("index_skip_topk_offset", default=1)
-    return sum(1 for layer in range(layers) if max(layer - offset + 1, 0) % every == 0)
 
 
 def _compressed(fields: ConfigFields, layers: int) -> CompressedCache:

@@ -252,15 +252,25 @@ def _latent_attention(fields: ConfigFields, layers: int) -> list[TensorGroup]:
     index_heads, index_dim = fields.number("index_n_heads"), fields.number("index_head_dim")
     if index_heads and index_dim:
         per_layer = q_rank * index_heads * index_dim + hidden * (index_dim + index_heads)
-        count = _indexing_layers(fields, layers)
+        count = index_layers(fields, layers)
         names = _layer_names("self_attn.indexer")
         groups.append(_group(names, count * per_layer, "replicated", layers=count))
     return groups
 
 
-def _indexing_layers(fields: ConfigFields, layers: int) -> int:
-    every = max(fields.number("index_topk_freq", default=1), 1)
-    return -(-layers // every) + (2 if every > 1 else 0)
+def index_layers(fields: ConfigFields, layers: int) -> int:
+    """Layers that pick their own tokens; the others reuse the pick of a layer below.
+
+    SGLang configs/model_config.py: dsa_layer_skips_topk, 0.5.23.
+    """
+    kinds = fields.kinds("indexer_types")
+    if kinds:
+        return sum(1 for kind in kinds[:layers] if kind != "shared")
+    every = fields.number("index_topk_freq", default=1)
+    if every <= 1:
+        return layers
+    offset = fields.number("index_skip_topk_offset", default=1)
+    return sum(1 for layer in range(layers) if max(layer - offset + 1, 0) % every == 0)
 
 
 def _compressed_attention(fields: ConfigFields, layers: int, *, draft: bool) -> list[TensorGroup]:
