@@ -56,6 +56,8 @@ class Threshold:
         """One row of the table."""
         sign = "≥" if self.at_least else "≤"
         mark = "ok" if self.kept else "MISSED"
+
+
 XX
 
 
@@ -74,10 +76,8 @@ def main() -> int:
     _print_matrix(cells)
     for case in cells:
         if _wrong(case):
-            print(
-        figures = f"{self.value:>8.2f} {sign} {self.bound:<6g} n={self.count:<4}"
-        return f"  {self.name:<62}{figures} {mark}"
-            )
+            outcome = "runs " if case.case["runs"] else "fails"
+            print(f"  {case.verdict:<13} {outcome} {case.case['id']}")
     thresholds = [*memory_thresholds(memory), *cell_thresholds(cells)]
     print("\nthresholds")
     for threshold in thresholds:
