@@ -57,8 +57,8 @@ class Threshold:
         sign = "≥" if self.at_least else "≤"
         mark = "ok" if self.kept else "MISSED"
 
-
-XX
+        figures = f"{self.value:>8.2f} {sign} {self.bound:<6g} n={self.count:<4}"
+        return f"  {self.name:<62}{figures} {mark}"
 
 
 def main() -> int:
