@@ -243,6 +243,9 @@ def _sized(launch: Launch, load: LoadFigures, states: NoStatePool | StatePool) -
         launch.model, launch.gpu, settings, launch.flags, launch.ranks, launch.rules, cost,
         pool.tokens, running,
     )  # fmt: skip
+    known = launch.calibration
+    if known and known.graph_bytes is not None:
+        needs = needs.with_logged_graphs(known.graph_bytes)
     return Sized(
         load=load,
         cost=cost,

@@ -65,6 +65,11 @@ class SlackNeeds:
         """The part that is an estimate rather than a shape."""
         return _sum(self.capture) + _sum(self.serving)
 
+    def with_logged_graphs(self, size: int) -> "SlackNeeds":
+        """The same, with a log's graph memory in place of the estimate."""
+        logged = SlackItem(name="graphs", bytes=size, source="the engine's log")
+        return SlackNeeds(fixed=self.fixed, capture=(logged,), serving=self.serving)
+
     def items(self) -> tuple[SlackItem, ...]:
         """All of them, in the order they are claimed."""
         return (*self.fixed, *self.capture, *self.serving)
