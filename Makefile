@@ -42,8 +42,14 @@ format: $(STAMP) ## rewrite the sources in the project's format
 planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
 	$(BIN)/python -m tests.score_planner
 
+planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
+	$(BIN)/python -m tests.planner_oracle
+
+plan: $(STAMP) ## plan a run file: make plan RUN=jobs/runs/demo.yaml
+	$(BIN)/python -m jobs.plan $(RUN)
+
 clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle plan

@@ -41,6 +41,9 @@ _C4_STATE_BYTES = 2 * 2 * (512 + 128) * 4
 _C128_STATE_BYTES = 2 * 512 * 4
 
 
+_EVICTION_TOKENS = 128  # environ.py: SGLANG_SWA_EVICTION_INTERVAL
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPool:
     """What a budget buys. `bytes` is what the pool allocates, spare page included."""
@@ -59,6 +62,7 @@ class TokenCost:
     fixed_bytes: int
     swa_ratio: float
     swa_bytes: float
+    swa_fixed_tokens: int
     spare_bytes: float
 
 
@@ -78,6 +82,9 @@ def token_cost(
     target = layout_bytes(model.cache, ranks, element, settings) * stage
     ratio = 0.8 if swa_ratio is None else swa_ratio
     swa = 0.0
+    capped = _request_capped(model, settings, ranks, rules, element)
+    if capped is not None:
+        return capped
     if isinstance(model.cache, SlidingCache):
         swa = gqa_bytes(model.cache.window, ranks, element) * stage
         target += ratio * swa
@@ -88,6 +95,7 @@ def token_cost(
         fixed_bytes=0,
         swa_ratio=ratio,
         swa_bytes=swa,
+        swa_fixed_tokens=0,
         spare_bytes=target,
     )
 
@@ -101,6 +109,7 @@ def kv_pool(cost: TokenCost, budget_bytes: int, settings: PlanSettings) -> KvPoo
     if settings.max_total_tokens is not None:
         tokens = min(tokens, settings.max_total_tokens // page * page)
     swa = int(tokens * cost.swa_ratio) // page * page if cost.swa_bytes else 0
+    swa = cost.swa_fixed_tokens or swa
     size = tokens * cost.priced_bytes + page * cost.spare_bytes + cost.fixed_bytes
     return KvPool(tokens=tokens, swa_tokens=swa, bytes=int(size) if tokens > 0 else 0)
 
@@ -150,6 +159,51 @@ def latent_elements(cache: SparseMlaCache, settings: PlanSettings) -> float:
 def index_bytes(cache: SparseMlaCache) -> float:
     """One index key: fp8 values and an fp32 scale a 128."""
     return cache.index_head_dim + cache.index_head_dim / 128 * 4
+
+
+# --- a window pool sized by requests ----------------------------------------------------------
+
+
+def _request_capped(
+    model: ModelFacts,
+    settings: PlanSettings,
+    ranks: Parallel,
+    rules: ReleaseRules,
+    element: float,
+) -> TokenCost | None:
+    """SWARequestCapPoolConfigurator: without a prefix cache the window pool holds what the given
+    requests can hold, and the rest goes to the full layers.
+    """
+    cache, requests = model.cache, settings.max_running_requests
+    applies = (
+        rules.swa_request_cap
+        and isinstance(cache, SlidingCache)
+        and cache.full.layers > 0
+        and settings.disable_radix_cache
+        and settings.chunked_prefill_size > 0
+    )
+    if not applies or requests is None or not isinstance(cache, SlidingCache):
+        return None
+    page = settings.page_size
+    drafted, allocated = 1, page
+    if not isinstance(settings.speculation, NoSpeculation):
+        drafted = settings.speculation.num_draft_tokens
+        allocated = 2 * max(settings.speculation.steps * settings.speculation.topk, drafted)
+    each = cache.window_tokens + _EVICTION_TOKENS * drafted + page + allocated
+    rows = each * max(1, requests // ranks.attention_dp_size)
+    rows += 2 * settings.chunked_prefill_size + page
+    rows = -(-rows // page) * page
+    window = gqa_bytes(cache.window, ranks, element) / ranks.pp_size
+    full = gqa_bytes(cache.full, ranks, element) / ranks.pp_size
+    return TokenCost(
+        priced_bytes=full,
+        unpriced_draft_bytes=0.0,
+        fixed_bytes=int(rows * window),
+        swa_ratio=0.0,
+        swa_bytes=window,
+        swa_fixed_tokens=rows,
+        spare_bytes=full,
+    )
 
 
 # --- draft ------------------------------------------------------------------------------------
@@ -241,6 +295,7 @@ def _compressed_cost(
         fixed_bytes=fixed // ranks.pp_size,
         swa_ratio=swa_ratio,
         swa_bytes=swa / ranks.pp_size,
+        swa_fixed_tokens=0,
         spare_bytes=full / ranks.pp_size,
     )
 

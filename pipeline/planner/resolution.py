@@ -16,6 +16,7 @@ from schemas.plan import (
     CompressedCache,
     Gpu,
     LinearState,
+    MlaCache,
     ModelFacts,
     NoSpeculation,
     NoVision,
@@ -85,7 +86,7 @@ def resolved(
     if message:
         return Refusal(message=message)
     chunk, decode_max_bs = _card_defaults(flags, gpu, rules)
-    buckets = _prefill_graphs(flags, model, rules, ranks, chunk, backend)
+    buckets = _priced_prefill_graphs(flags, model, rules, ranks, chunk)
     given = flags.fraction("mem-fraction-static")
     fraction = given
     if fraction is None:
@@ -106,7 +107,7 @@ def resolved(
         kv_cache_dtype=_kv_dtype(flags, model, gpu),
         scaled_latent=_scaled_latent(flags, model, gpu),
         decode_graph_max_bs=0 if _no_decode_graphs(flags) else decode_max_bs,
-        prefill_graph_buckets=buckets,
+        prefill_graph_buckets=_captured_prefill_graphs(buckets, flags, model, gpu, rules, backend),
         max_running_requests=requests,
         max_running_requests_source=source,
         max_total_tokens=flags.number("max-total-tokens"),
@@ -202,17 +203,16 @@ def _no_decode_graphs(flags: LaunchFlags) -> bool:
     return flags.has("disable-cuda-graph") or flags.has("disable-decode-cuda-graph")
 
 
-def _prefill_graphs(
-    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel,
-    chunk: int, backend: str,
-) -> int:  # fmt: skip
-    """How many prefill graphs are captured; 0 where something turns them off."""
+def _priced_prefill_graphs(
+    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel, chunk: int
+) -> int:
+    """How many prefill graphs the default fraction allows for."""
     forced = flags.has("enforce-piecewise-cuda-graph") or flags.text(
         "cuda-graph-backend-prefill"
     ) not in ("", "disabled")
-    if _prefill_graphs_off(flags) or chunk <= 0:
+    if _prefill_graphs_off(flags, rules) or chunk <= 0:
         return 0
-    if not forced and _prefill_graphs_incompatible(flags, model, rules, ranks, backend):
+    if not forced and _prefill_graphs_incompatible(flags, model, rules, ranks):
         return 0
     tokens = min(rules.mla_prefill_graph_tokens, chunk) if model.uses_mla else chunk
     cap = flags.number("max-total-tokens")
@@ -223,17 +223,36 @@ def _prefill_graphs(
     return len(prefill_buckets(tokens))
 
 
-def _prefill_graphs_off(flags: LaunchFlags) -> bool:
-    switches = (
-        "disable-cuda-graph", "disable-piecewise-cuda-graph", "disable-prefill-cuda-graph",
-    )  # fmt: skip
+def _captured_prefill_graphs(
+    priced: int, flags: LaunchFlags, model: ModelFacts, gpu: Gpu, rules: ReleaseRules, backend: str
+) -> int:
+    """How many are captured: backends resolved after the fraction can still turn them off."""
+    if rules.prefill_graphs == "breakable":
+        trtllm = model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla"
+        return 0 if trtllm else priced
+    runner = flags.text("moe-runner-backend", "auto")
+    if runner == "auto" and gpu.compute_capability in (100, 103):
+        # server_args.py of 0.5.12 picks FlashInfer's TRT-LLM experts for these models.
+        picked = model.architecture.startswith(
+            ("Qwen3Moe", "Qwen3VLMoe", "Qwen3Next", "Qwen3_5Moe", "Deepseek", "GlmMoeDsa")
+        )
+        runner = "flashinfer_trtllm" if picked else runner
+    bypassed = runner in ("flashinfer_trtllm", "flashinfer_mxfp4")
+    return 0 if bypassed and not model.architecture.startswith("GptOss") else priced
+
+
+def _prefill_graphs_off(flags: LaunchFlags, rules: ReleaseRules) -> bool:
+    switches = ["disable-piecewise-cuda-graph", "disable-prefill-cuda-graph"]
+    if rules.prefill_graphs == "breakable":
+        # Piecewise graphs are a switch of their own.
+        switches.append("disable-cuda-graph")
     if any(flags.has(name) for name in switches):
         return True
     return flags.text("cuda-graph-backend-prefill") == "disabled"
 
 
 def _prefill_graphs_incompatible(
-    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel, backend: str
+    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel
 ) -> bool:
     """arg_groups/cuda_graph_hook.py, 0.5.23; server_args.py of 0.5.12 for piecewise graphs."""
     multimodal = not isinstance(model.vision, NoVision)
@@ -254,13 +273,14 @@ def _prefill_graphs_incompatible(
             or ranks.all_to_all != "none"
             or any(flags.has(name) for name in others)
         )
+    plain_latent = isinstance(model.cache, MlaCache) or model.architecture.startswith("NemotronH")
+    if plain_latent and not rules.latent_prefill_graphs:
+        return True
     if isinstance(model.state, LinearState) and model.state.kind == "kda":
         return True
     if ranks.all_to_all not in ("none", "deepep", "megamoe", "flashinfer"):
         return True
     if flags.has("enable-two-batch-overlap"):
-        return True
-    if model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla":
         return True
     return multimodal and not model.architecture.startswith(_CAPTURED_MULTIMODAL)
 
@@ -303,6 +323,8 @@ def _backend_and_page(
 ) -> tuple[str, int]:
     """Attention backend and page size. arg_groups/attention_hook.py, 0.5.23."""
     backend = flags.text("attention-backend") or _default_backend(model, gpu, speculation)
+    if not flags.has("attention-backend") and _needs_single_token_pages(flags, model, speculation):
+        backend = backend.replace("trtllm_mha", "triton")
     decode = flags.text("decode-attention-backend") or backend
     asked = flags.number("page-size")
     if isinstance(model.cache, CompressedCache):
@@ -319,6 +341,18 @@ def _backend_and_page(
     if backend == "fa4" and not model.uses_mla and gpu.compute_capability // 10 == 10:
         return backend, 128
     return backend, page
+
+
+def _needs_single_token_pages(flags: LaunchFlags, model: ModelFacts, speculation: object) -> bool:
+    """Qwen hybrids with a prefix cache that keeps no tracked states, on Blackwell.
+
+    arg_groups/model_overrides/qwen3_5.py, 0.5.23; the automatic strategy counts as untracked.
+    """
+    if not model.architecture.startswith(("Qwen3Next", "Qwen3_5")):
+        return False
+    tracked = flags.text("mamba-radix-cache-strategy").startswith("extra_buffer")
+    drafted = not isinstance(speculation, NoSpeculation)
+    return not (tracked or drafted or flags.has("disable-radix-cache"))
 
 
 def _default_backend(model: ModelFacts, gpu: Gpu, speculation: object) -> str:

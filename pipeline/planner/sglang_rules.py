@@ -40,6 +40,8 @@ class ReleaseRules:
     # "opt_in" up to 0.5.9: two public logs of default launches (0.5.6, 0.5.8) have no reserve.
     prefill_graphs: Literal["opt_in", "piecewise", "breakable"]
     mla_prefill_graph_tokens: int
+    # whether models with plain latent attention, or Nemotron-H, have their prefill captured
+    latent_prefill_graphs: bool
     # arg_groups/memory_hook.py: the tier of 20-35 GiB cards
     small_card_chunk: int
     small_card_graph_bs: tuple[int, int]
@@ -74,6 +76,7 @@ _0_5_10 = ReleaseRules(
     multimodal_ipc_reserve_mib=0,
     prefill_graphs="piecewise",
     mla_prefill_graph_tokens=2048,
+    latent_prefill_graphs=True,
     small_card_chunk=2048,
     small_card_graph_bs=(24, 80),
     unknown_card_fraction=0.88,
@@ -114,6 +117,7 @@ _0_5_15 = _changed(
     (0, 5, 15),
     prefill_graphs="breakable",
     mla_prefill_graph_tokens=8192,
+    latent_prefill_graphs=False,
     v4_c128_state="fixed",
     shared_logits_buffer=True,
 )
@@ -127,20 +131,21 @@ _0_5_17 = _changed(
     v4_expert_scales_fp32=False,
 )
 _0_5_18 = _changed(_0_5_17, (0, 5, 18), multimodal_reserve_mib=100)
+_0_5_19 = _changed(_0_5_18, (0, 5, 19), latent_prefill_graphs=True)
 _0_5_21 = _changed(
-    _0_5_18,
+    _0_5_19,
     (0, 5, 21),
     small_card_chunk=4096,
     small_card_graph_bs=(48, 160),
-    graphs_follow_requests=True,
     v4_indexer_row_chunks=True,
 )
-_0_5_23 = _changed(_0_5_21, (0, 5, 23), swa_request_cap=True)
+_0_5_23 = _changed(_0_5_21, (0, 5, 23), graphs_follow_requests=True, swa_request_cap=True)
 
 _UNREAD = _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in")
 
 _TABLE = (
-    _UNREAD, _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_21, _0_5_23,
+    _UNREAD, _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_19, _0_5_21,
+    _0_5_23,
 )  # fmt: skip
 NEWEST: Release = _0_5_23.release
 OLDEST: Release = _0_5_10.release
