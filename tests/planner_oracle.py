@@ -167,9 +167,22 @@ def _model_folders(root: Path) -> dict[str, Path]:
     for model in MODELS:
         folder = root / "models" / model.replace("/", "--")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(dict(catalogue_files(model).config)))
+        config = _complete(dict(catalogue_files(model).config))
+        (folder / "config.json").write_text(json.dumps(config))
         folders[model] = folder
     return folders
+
+
+def _complete(value: Any) -> Any:  # noqa: ANN401  # JSON is untyped
+    """The catalogue keeps what bears on memory; transformers wants a little more."""
+    if isinstance(value, list):
+        return [_complete(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _complete(item) for key, item in value.items() if key != "indexer_types"}
+    if "rope_type" in kept:
+        kept.setdefault("rope_theta", 10000.0)
+    return kept
 
 
 def _asked(
@@ -232,6 +245,8 @@ def _compare(
 
 
 def _same(ours: object, theirs: object) -> bool:
+    if ours == "dsa" and theirs == "nsa":
+        return True  # the older name of one backend
     if isinstance(ours, float) and isinstance(theirs, int | float):
         return abs(ours - theirs) < 1e-6 * max(abs(ours), 1)
     return ours == theirs

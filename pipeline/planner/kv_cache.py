@@ -287,7 +287,8 @@ def _compressed_cost(
         full, swa = _compressed_per_token(cache, speculative=speculative, swa_ratio=swa_ratio)
         fixed = 0
     else:
-        full, swa = _compressed_paged(cache, speculative=speculative, swa_ratio=swa_ratio)
+        price = _compressed_paged if rules.v4_padded_pages else _compressed_plain
+        full, swa = price(cache, speculative=speculative, swa_ratio=swa_ratio)
         fixed = _c128_fixed_bytes(cache, settings, ranks, speculative=speculative)
     return TokenCost(
         priced_bytes=full / ranks.pp_size,
@@ -303,13 +304,27 @@ def _compressed_cost(
 def _compressed_paged(
     cache: CompressedCache, *, speculative: bool, swa_ratio: float
 ) -> tuple[float, float]:
-    """From 0.5.15: padded pages of 256, the ratio-128 states outside the token's price."""
+    """From 0.5.21: padded pages of 256, the ratio-128 states outside the token's price."""
     ring4 = 16 if speculative else 8
     swa = v4_slot_bytes(0) * cache.layers
     swa += ring4 / _V4_PAGE_TOKENS * _C4_STATE_BYTES * cache.c4_layers
     full = swa_ratio * swa
     full += cache.c4_layers * (v4_slot_bytes(4) + _V4_INDEX_BYTES) / 4
     full += cache.c128_layers * v4_slot_bytes(128) / 128
+    growth = (cache.layers + 1) / cache.layers if speculative else 1.0
+    return full * growth, swa * growth
+
+
+def _compressed_plain(
+    cache: CompressedCache, *, speculative: bool, swa_ratio: float
+) -> tuple[float, float]:
+    """0.5.15 to 0.5.20: no padding, window pages of 128, ratio-128 states outside the price."""
+    ring4 = 16 if speculative else 8
+    swa = float(_V4_SLOT_BYTES * cache.layers)
+    swa += ring4 / 128 * _C4_STATE_BYTES * cache.c4_layers
+    full = swa_ratio * swa
+    full += cache.c4_layers * (_V4_SLOT_BYTES + _V4_INDEX_BYTES) / 4
+    full += cache.c128_layers * _V4_SLOT_BYTES / 128
     growth = (cache.layers + 1) / cache.layers if speculative else 1.0
     return full * growth, swa * growth
 

@@ -372,8 +372,11 @@ def _vision(fields: ConfigFields) -> NoVision | Vision:
     return Vision(
         # SGLang's rule reads these two names alone and falls back to 24 and 1024.
         # arg_groups/memory_hook.py: adjust_mem_fraction_for_vlm, 0.5.23.
-        hidden_size=int(vision.get("hidden_size") or 1024),
-        layers_seen_by_sglang=int(vision.get("num_hidden_layers") or 24),
+        # Kimi's own config class maps its names onto them; Qwen's `depth` stays unseen.
+        hidden_size=int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 1024),
+        layers_seen_by_sglang=int(
+            vision.get("num_hidden_layers") or vision.get("vt_num_hidden_layers") or 24
+        ),
         params=vision_params(vision),
     )
 

@@ -78,7 +78,7 @@ def resolved(
     ranks = parallel_of(flags)
     speculation = speculation_of(flags, model, rules)
     strategy = mamba_strategy(flags, model, rules)
-    backend, page = _backend_and_page(flags, model, gpu, speculation)
+    backend, page = _backend_and_page(flags, model, gpu, rules, speculation)
     message = refusal_message(
         flags, model, rules, ranks.tp_size, ranks.attention_dp_size, ranks.attention_tp_size,
         speculation, strategy, page, backend,
@@ -107,7 +107,9 @@ def resolved(
         kv_cache_dtype=_kv_dtype(flags, model, gpu),
         scaled_latent=_scaled_latent(flags, model, gpu),
         decode_graph_max_bs=0 if _no_decode_graphs(flags) else decode_max_bs,
-        prefill_graph_buckets=_captured_prefill_graphs(buckets, flags, model, gpu, rules, backend),
+        prefill_graph_buckets=_captured_prefill_graphs(
+            buckets, chunk, flags, model, gpu, ranks, rules, backend
+        ),
         max_running_requests=requests,
         max_running_requests_source=source,
         max_total_tokens=flags.number("max-total-tokens"),
@@ -224,12 +226,16 @@ def _priced_prefill_graphs(
 
 
 def _captured_prefill_graphs(
-    priced: int, flags: LaunchFlags, model: ModelFacts, gpu: Gpu, rules: ReleaseRules, backend: str
-) -> int:
+    priced: int, chunk: int, flags: LaunchFlags, model: ModelFacts, gpu: Gpu,
+    ranks: Parallel, rules: ReleaseRules, backend: str,
+) -> int:  # fmt: skip
     """How many are captured: backends resolved after the fraction can still turn them off."""
     if rules.prefill_graphs == "breakable":
         trtllm = model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla"
-        return 0 if trtllm else priced
+        if trtllm or not priced:
+            return 0
+        # Attention data parallelism divides the chunk after the fraction is set.
+        return min(priced, len(prefill_buckets(chunk // ranks.attention_dp_size)))
     runner = flags.text("moe-runner-backend", "auto")
     if runner == "auto" and gpu.compute_capability in (100, 103):
         # server_args.py of 0.5.12 picks FlashInfer's TRT-LLM experts for these models.
@@ -269,11 +275,16 @@ def _prefill_graphs_incompatible(
         )  # fmt: skip
         return (
             multimodal
+            or model.architecture.startswith("Qwen3Next")
+            or (isinstance(model.cache, SparseMlaCache) and rules.spec_v2_switch)
             or ranks.attention_dp_size > 1
             or ranks.all_to_all != "none"
             or any(flags.has(name) for name in others)
         )
     plain_latent = isinstance(model.cache, MlaCache) or model.architecture.startswith("NemotronH")
+    if model.architecture.startswith(("KimiK25", "MiniMaxM3Sparse")):
+        # captured piecewise while the others are captured breakable, and in both later
+        return False
     if plain_latent and not rules.latent_prefill_graphs:
         return True
     if isinstance(model.state, LinearState) and model.state.kind == "kda":
@@ -319,10 +330,10 @@ def mamba_strategy(flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules) -
 
 
 def _backend_and_page(
-    flags: LaunchFlags, model: ModelFacts, gpu: Gpu, speculation: object
+    flags: LaunchFlags, model: ModelFacts, gpu: Gpu, rules: ReleaseRules, speculation: object
 ) -> tuple[str, int]:
     """Attention backend and page size. arg_groups/attention_hook.py, 0.5.23."""
-    backend = flags.text("attention-backend") or _default_backend(model, gpu, speculation)
+    backend = flags.text("attention-backend") or _default_backend(model, gpu, rules, speculation)
     if not flags.has("attention-backend") and _needs_single_token_pages(flags, model, speculation):
         backend = backend.replace("trtllm_mha", "triton")
     decode = flags.text("decode-attention-backend") or backend
@@ -355,7 +366,7 @@ def _needs_single_token_pages(flags: LaunchFlags, model: ModelFacts, speculation
     return not (tracked or drafted or flags.has("disable-radix-cache"))
 
 
-def _default_backend(model: ModelFacts, gpu: Gpu, speculation: object) -> str:
+def _default_backend(model: ModelFacts, gpu: Gpu, rules: ReleaseRules, speculation: object) -> str:
     hopper = gpu.compute_capability == 90
     datacenter_blackwell = gpu.compute_capability in (100, 103)
     topk = getattr(speculation, "topk", 1)
@@ -375,7 +386,8 @@ def _default_backend(model: ModelFacts, gpu: Gpu, speculation: object) -> str:
         return "triton"
     if hopper:
         return "fa3"
-    if datacenter_blackwell and topk <= 1:
+    mamba2 = isinstance(model.state, LinearState) and model.state.kind == "mamba2"
+    if datacenter_blackwell and topk <= 1 and (rules.mamba2_trtllm_attention or not mamba2):
         return "trtllm_mha"
     # Attention sinks have no FlashInfer kernel.
     return "triton" if model.architecture.startswith("GptOss") else "flashinfer"

@@ -49,6 +49,10 @@ class ReleaseRules:
     graphs_follow_requests: bool
     # mem_cache: DSV4PoolConfigurator
     v4_c128_state: Literal["per_token", "fixed"]
+    # whether its pages are padded to 576 bytes
+    v4_padded_pages: bool
+    # arg_groups/model_overrides/nemotron_h.py: Nemotron-H on Blackwell
+    mamba2_trtllm_attention: bool
     # layers/attention/dsv4/indexer.py, on compute capability 12.x
     v4_indexer_sm120: Literal["unsupported", "torch_fp32", "tilelang"]
     v4_indexer_row_chunks: bool
@@ -82,6 +86,8 @@ _0_5_10 = ReleaseRules(
     unknown_card_fraction=0.88,
     graphs_follow_requests=False,
     v4_c128_state="per_token",
+    v4_padded_pages=False,
+    mamba2_trtllm_attention=False,
     v4_indexer_sm120="unsupported",
     v4_indexer_row_chunks=False,
     v4_expert_scales_fp32=True,
@@ -116,7 +122,6 @@ _0_5_15 = _changed(
     _0_5_14,
     (0, 5, 15),
     prefill_graphs="breakable",
-    mla_prefill_graph_tokens=8192,
     latent_prefill_graphs=False,
     v4_c128_state="fixed",
     shared_logits_buffer=True,
@@ -131,15 +136,22 @@ _0_5_17 = _changed(
     v4_expert_scales_fp32=False,
 )
 _0_5_18 = _changed(_0_5_17, (0, 5, 18), multimodal_reserve_mib=100)
-_0_5_19 = _changed(_0_5_18, (0, 5, 19), latent_prefill_graphs=True)
+_0_5_19 = _changed(_0_5_18, (0, 5, 19), latent_prefill_graphs=True, mamba2_trtllm_attention=True)
 _0_5_21 = _changed(
     _0_5_19,
     (0, 5, 21),
     small_card_chunk=4096,
     small_card_graph_bs=(48, 160),
     v4_indexer_row_chunks=True,
+    v4_padded_pages=True,
 )
-_0_5_23 = _changed(_0_5_21, (0, 5, 23), graphs_follow_requests=True, swa_request_cap=True)
+_0_5_23 = _changed(
+    _0_5_21,
+    (0, 5, 23),
+    graphs_follow_requests=True,
+    swa_request_cap=True,
+    mla_prefill_graph_tokens=8192,
+)
 
 _UNREAD = _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in")
 

@@ -225,6 +225,7 @@ class _Bags:
         self.max_mamba_cache_size = view.max_mamba_cache_size
         tp = view.tp_size
         dp = view.dp_size if getattr(view, "enable_dp_attention", False) else 1
+        dp = getattr(view, "attn_dp_size", None) or dp
         self.parallel = _Switches(
             attn_tp_size=tp // dp, attn_dcp_size=1, tp_size=tp, pp_size=1, attn_dp_size=dp,
             attn_cp_size=1,
@@ -237,6 +238,8 @@ class _Bags:
                 "get_model", "get_context",
             )
         }  # fmt: skip
+        drafted = view.speculative_num_draft_tokens
+        self.functions["max_speculative_num_draft_tokens"] = lambda: drafted
         self.functions["get_parallel"] = lambda: self.parallel
         self.functions["get_attention_tp_size"] = lambda: self.parallel.attn_tp_size
 
