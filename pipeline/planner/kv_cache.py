@@ -80,6 +80,9 @@ def token_cost(
         return _compressed_cost(model.cache, settings, ranks, rules, ratio)
     stage = 1 / ranks.pp_size
     target = layout_bytes(model.cache, ranks, element, settings) * stage
+    if isinstance(model.cache, SparseMlaCache) and not rules.shared_index_elided:
+        reused = model.cache.layers - model.cache.index_layers
+        target += reused * index_bytes(model.cache) * stage
     ratio = 0.8 if swa_ratio is None else swa_ratio
     swa = 0.0
     capped = _request_capped(model, settings, ranks, rules, element)

@@ -105,7 +105,7 @@ def resolved(
         page_size=page,
         attention_backend=backend,
         kv_cache_dtype=_kv_dtype(flags, model, gpu),
-        scaled_latent=_scaled_latent(flags, model, gpu),
+        scaled_latent=_scaled_latent(flags, model, gpu, rules),
         decode_graph_max_bs=0 if _no_decode_graphs(flags) else decode_max_bs,
         prefill_graph_buckets=_captured_prefill_graphs(
             buckets, chunk, flags, model, gpu, ranks, rules, backend
@@ -283,8 +283,8 @@ def _prefill_graphs_incompatible(
         )
     plain_latent = isinstance(model.cache, MlaCache) or model.architecture.startswith("NemotronH")
     if model.architecture.startswith(("KimiK25", "MiniMaxM3Sparse")):
-        # captured piecewise while the others are captured breakable, and in both later
-        return False
+        # captured piecewise while the others are captured breakable, and breakable later
+        return not rules.latent_prefill_graphs and ranks.attention_dp_size > 1
     if plain_latent and not rules.latent_prefill_graphs:
         return True
     if isinstance(model.state, LinearState) and model.state.kind == "kda":
@@ -384,6 +384,9 @@ def _default_backend(model: ModelFacts, gpu: Gpu, rules: ReleaseRules, speculati
             )
             return "trtllm_mla" if deepseek else "flashinfer"
         return "triton"
+    if model.architecture.startswith("Gemma4") and not datacenter_blackwell:
+        # heads of 512 have no FlashAttention kernel. model_overrides/gemma4.py, 0.5.23.
+        return "triton"
     if hopper:
         return "fa3"
     mamba2 = isinstance(model.state, LinearState) and model.state.kind == "mamba2"
@@ -409,14 +412,20 @@ def _kv_dtype(flags: LaunchFlags, model: ModelFacts, gpu: Gpu) -> str:
     return "fp8_e4m3" if model.format.fp8_kv_cache else "bfloat16"
 
 
-def _scaled_latent(flags: LaunchFlags, model: ModelFacts, gpu: Gpu) -> bool:
-    """Whether a sparse model's fp8 latent carries block scales: Hopper's FlashMLA layout."""
-    if not isinstance(model.cache, SparseMlaCache):
+def _scaled_latent(flags: LaunchFlags, model: ModelFacts, gpu: Gpu, rules: ReleaseRules) -> bool:
+    """Whether a sparse model's fp8 latent is priced with block scales: FlashMLA's layout.
+
+    arg_groups/overrides.py, 0.5.23: Hopper uses it, Blackwell only for GLM on 12.x cards.
+    """
+    if not isinstance(model.cache, SparseMlaCache) or not rules.scaled_latent_priced:
         return False
     backends = (flags.text("dsa-prefill-backend"), flags.text("dsa-decode-backend"))
-    if "trtllm" in backends or gpu.compute_capability >= 100:
+    if "trtllm" in backends or not _kv_dtype(flags, model, gpu).startswith("fp8"):
         return False
-    return _kv_dtype(flags, model, gpu).startswith("fp8")
+    if gpu.compute_capability < 100:
+        return True
+    glm = model.architecture == "GlmMoeDsaForCausalLM" and gpu.compute_capability // 10 == 12
+    return glm and rules.glm_sm120_scaled_latent
 
 
 def _assumptions(flags: LaunchFlags, gpu: Gpu) -> tuple[str, ...]:

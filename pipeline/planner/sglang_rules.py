@@ -57,8 +57,14 @@ class ReleaseRules:
     v4_indexer_sm120: Literal["unsupported", "torch_fp32", "tilelang"]
     v4_indexer_row_chunks: bool
     v4_expert_scales_fp32: bool
-    # pool_configurator.py: SWARequestCap
+    # pool_configurator.py: SWAChunkCap, later SWARequestCap
     swa_request_cap: bool
+    # pool_configurator.py: the scaled fp8 latent has its real price
+    scaled_latent_priced: bool
+    # pool_configurator.py: layers that reuse a pick keep no index keys
+    shared_index_elided: bool
+    # arg_groups/overrides.py: GLM's fp8 latent on compute capability 12.x is the scaled one
+    glm_sm120_scaled_latent: bool
     # logits_processor: one logits buffer a process instead of one a graph
     shared_logits_buffer: bool
     # 0.5.14 dropped the switch: speculation always overlaps
@@ -92,6 +98,9 @@ _0_5_10 = ReleaseRules(
     v4_indexer_row_chunks=False,
     v4_expert_scales_fp32=True,
     swa_request_cap=False,
+    scaled_latent_priced=False,
+    shared_index_elided=False,
+    glm_sm120_scaled_latent=False,
     shared_logits_buffer=False,
     spec_v2_switch=True,
     label="0.5.10",
@@ -116,6 +125,7 @@ _0_5_14 = _changed(
     speculation_needs_extra_buffer=False,
     requests_clamped_by="half_tokens",
     unknown_card_fraction=0.95,
+    swa_request_cap=True,
     spec_v2_switch=False,
 )
 _0_5_15 = _changed(
@@ -132,11 +142,19 @@ _0_5_17 = _changed(
     (0, 5, 17),
     multimodal_reserve_mib=1124,
     multimodal_ipc_reserve_mib=1124,
+    glm_sm120_scaled_latent=True,
+    scaled_latent_priced=True,
     v4_indexer_sm120="tilelang",
     v4_expert_scales_fp32=False,
 )
 _0_5_18 = _changed(_0_5_17, (0, 5, 18), multimodal_reserve_mib=100)
-_0_5_19 = _changed(_0_5_18, (0, 5, 19), latent_prefill_graphs=True, mamba2_trtllm_attention=True)
+_0_5_19 = _changed(
+    _0_5_18,
+    (0, 5, 19),
+    latent_prefill_graphs=True,
+    mamba2_trtllm_attention=True,
+    shared_index_elided=True,
+)
 _0_5_21 = _changed(
     _0_5_19,
     (0, 5, 21),
@@ -149,7 +167,6 @@ _0_5_23 = _changed(
     _0_5_21,
     (0, 5, 23),
     graphs_follow_requests=True,
-    swa_request_cap=True,
     mla_prefill_graph_tokens=8192,
 )
 

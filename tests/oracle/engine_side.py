@@ -210,7 +210,8 @@ def _pools(
     sizes = configurator.calculate_pool_sizes(int(rest_gib * GIB), view.page_size)
     answer["max_total_num_tokens"] = sizes.max_total_num_tokens
     for name in ("_cell_size", "bytes_per_full_token"):
-        if hasattr(configurator, name):
+        # A pool capped by requests inherits a cell size that it does not use.
+        if hasattr(configurator, name) and "Cap" not in type(configurator).__name__:
             answer["kv_bytes_per_token"] = float(getattr(configurator, name))
     names = ("resolve_max_num_reqs", "_resolve_max_num_reqs")
     answer["effective_requests"] = _call(runner, names, sizes.max_total_num_tokens)
@@ -336,7 +337,8 @@ def _runner(args: Any, view: Any, config: Any, bags: _Bags) -> Any:
         is_hybrid_swa_mtp_draft=False, draft_swa_full_capacity=False,
         is_hybrid_swa_compress=False,
         sliding_window_size=getattr(config, "sliding_window_size", None)
-        or getattr(config, "window_size", None),
+        or getattr(config, "window_size", None)
+        or getattr(text, "sliding_window", None),
         layer_info=info, start_layer=0, end_layer=layers, num_effective_layers=layers,
         pp_size=1, attn_dp_size=bags.parallel.attn_dp_size, dp_size=bags.parallel.attn_dp_size,
         enable_hisparse=False, extra_mamba_cache_bytes_per_req=0,
