@@ -141,6 +141,40 @@ def test_window_layers_have_a_pool_of_their_own() -> None:
     )
 
 
+def test_a_window_pool_without_a_prefix_cache_is_sized_by_requests() -> None:
+    # 64 x (128 window + 128 eviction + 1 page + 1 allocated) + 2 x 8192 + 1 = 32,897 tokens;
+    # the full layers alone are priced: 2 x 8 heads x 64 x 12 layers x 2 B = 24,576
+    line = "--disable-radix-cache --max-running-requests 64"
+    made = plan(facts("openai/gpt-oss-20b"), line, version="0.5.14")
+    assert made.capacity.swa_tokens == 32_897
+    assert made.kv_bytes_per_token == 24_576
+    old = plan(facts("openai/gpt-oss-20b"), line, version="0.5.12")
+    assert old.kv_bytes_per_token == 24_576 * 1.8
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "cost"),
+    [
+        # bf16 latents and index keys in all 78 layers: (1152 + 132) x 78
+        ("0.5.17", "h100", 100_152),
+        # the scaled fp8 layout on a 12.x card: (656 + 132) x 78, then index keys in 21 layers
+        ("0.5.17", "rtx-pro-6000", 61_464),
+        ("0.5.23", "rtx-pro-6000", 53_940),
+        ("0.5.12", "b200", 55_224),
+    ],
+)
+def test_glm_token_cost_by_release(version: str, gpu: str, cost: int) -> None:
+    made = plan(facts("zai-org/GLM-5.2-FP8"), "--tp 16 --mem-fraction-static 0.9", gpu, version)
+    assert made.kv_bytes_per_token == cost
+
+
+def test_v4_pages_are_padded_from_0_5_21() -> None:
+    # 0.1 x (584 x 43 + 8/128 x 10,240 x 21) + 21 x (584 + 132)/4 + 20 x 584/128 = 7,705.45
+    model = facts("deepseek-ai/DeepSeek-V4-Flash")
+    assert plan(model, "--tp 4", version="0.5.17").kv_bytes_per_token == pytest.approx(7_705.45)
+    assert plan(model, "--tp 4", version="0.5.23").kv_bytes_per_token == pytest.approx(7_086.75)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "layers"),
     [

@@ -77,7 +77,7 @@ def _other_advice(launch: Launch) -> Iterator[Advice]:
         flag, value = next(iter(changes.items()))
         yield Advice(
             flag=f"--{flag}",
-            value=value or "",
+            value=_shown(value),
             effect=_effect(launch, found) + _fraction_note(found, changes),
             reason=reason,
         )
@@ -165,7 +165,7 @@ def _more_requests(launch: Launch, outcome: Stopped | Sized) -> Iterator[Advice]
         if isinstance(better, Sized) and better.running >= outcome.running * 1.25:
             flag, value = next(iter(changes.items()))
             yield Advice(
-                flag=f"--{flag}", value=value or "", effect=_described(better), reason=reason
+                flag=f"--{flag}", value=_shown(value), effect=_described(better), reason=reason
             )
 
 
@@ -180,6 +180,11 @@ def _state_candidates(launch: Launch) -> Iterator[Change]:
         yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
     if not launch.settings.disable_radix_cache:
         yield {"disable-radix-cache": ""}, "1 state slot a request"
+
+
+def _shown(value: str | None) -> str:
+    """A flag's value; a switch has none, and a flag to take away is off."""
+    return "off" if value is None else value
 
 
 # --- trying -----------------------------------------------------------------------------------
