@@ -22,7 +22,8 @@ from pipeline.planner.kv_cache import kv_pool, token_cost
 from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import catalogue_files
-from pipeline.planner.resolution import Refusal, parallel_of, resolved
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
 from pipeline.planner.state_pool import NoStatePool, StatePool, state_pool
 from schemas.plan import CompressedCache, LinearState, NoSpeculation, SlidingCache

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pipeline.planner.assessment import Launch, Sized, Stopped, assess
 from pipeline.planner.formats import online_format
 from pipeline.planner.memory_budget import Judgement, judgement
-from pipeline.planner.resolution import Refusal, parallel_of, resolved
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
 from schemas.plan import Advice, LinearState, Moe, NoSpeculation
 
 GIB = 1 << 30

@@ -6,6 +6,7 @@ expected figures; `memory_budget` asks again with better and worse ones to see h
 
 from dataclasses import dataclass, replace
 
+from pipeline.planner.card_defaults import text_only
 from pipeline.planner.kv_cache import KvPool, TokenCost, kv_pool, token_cost
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.messages import (
@@ -17,7 +18,7 @@ from pipeline.planner.messages import (
     slots_message,
     window_message,
 )
-from pipeline.planner.resolution import Parallel, text_only
+from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from pipeline.planner.slack import SlackNeeds, slack_needs
 from pipeline.planner.state_pool import NoStatePool, StatePool, state_pool

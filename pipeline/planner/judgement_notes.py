@@ -5,11 +5,12 @@ from pipeline.planner.slack import largest_indexer_bytes
 from schemas.plan import CompressedCache, SparseMlaCache
 
 GIB = 1 << 30
+_LARGE_CHECKPOINT_GIB = 200  # assumed: above this a host's memory is no longer a given
 
 
 def launch_warnings(launch: Launch, outcome: Stopped | Sized) -> tuple[str, ...]:
     """Lines for the reader; none of them changes the verdict."""
-    notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome)]
+    notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome), *_loading(launch, outcome)]
     settings = launch.settings
     if settings.max_running_requests_source.startswith("SGLang") and isinstance(outcome, Sized):
         asked = settings.max_running_requests
@@ -67,6 +68,19 @@ def _torch_indexer(launch: Launch) -> str:
         f"({at_chunk:.1f} GiB at {chunk}); lower --chunked-prefill-size or take a release with "
         f"the TileLang indexer (0.5.17 and later)"
     )
+
+
+def _loading(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """Checkpoint files are mapped, so their pages pass through the host's file cache."""
+    ranks = launch.ranks.tp_size * launch.ranks.pp_size
+    size = outcome.load.weights_bytes * ranks / GIB
+    if size < _LARGE_CHECKPOINT_GIB:
+        return []
+    note = (
+        f"loading maps about {size:.0f} GiB of files: with less free host memory than that, "
+        f"ranks read them more than once"
+    )
+    return [note]
 
 
 def _host_cache(launch: Launch, outcome: Stopped | Sized) -> list[str]:

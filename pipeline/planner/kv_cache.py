@@ -6,7 +6,7 @@ SGLang model_executor/pool_configurator.py, 0.5.23; release differences come fro
 
 from dataclasses import dataclass
 
-from pipeline.planner.resolution import Parallel
+from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     BlockSparseCache,

@@ -13,7 +13,8 @@ from pipeline.planner.judgement_notes import launch_warnings
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.launch_log_lines import log_lines
 from pipeline.planner.memory_budget import judgement, memory_budget, uncertainty_bytes
-from pipeline.planner.resolution import Refusal, parallel_of, resolved
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
 from pipeline.planner.state_pool import StatePool
 from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, ModelFacts

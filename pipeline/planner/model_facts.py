@@ -8,14 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PlanError
+from pipeline.planner.attention_tensors import index_layers
 from pipeline.planner.config_fields import ConfigFields
 from pipeline.planner.formats import checkpoint_format
-from pipeline.planner.tensors import (
-    draft_tensors,
-    index_layers,
-    target_tensors,
-    vision_params,
-)
+from pipeline.planner.tensors import draft_tensors, target_tensors, vision_params
 from schemas.plan import (
     BlockSparseCache,
     BuiltInDraft,

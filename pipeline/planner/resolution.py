@@ -7,8 +7,15 @@ data parallelism, then speculation, then backends.
 
 from dataclasses import dataclass
 
-from pipeline.planner.graphs import prefill_buckets
+from pipeline.planner.card_defaults import (
+    captured_prefill_graphs,
+    card_defaults,
+    default_fraction,
+    no_decode_graphs,
+    priced_prefill_graphs,
+)
 from pipeline.planner.launch_flags import LaunchFlags
+from pipeline.planner.parallel import parallel_of
 from pipeline.planner.refusals import refusal_message
 from pipeline.planner.sglang_rules import ReleaseRules
 from pipeline.planner.speculation import speculation_of
@@ -16,17 +23,11 @@ from schemas.plan import (
     CompressedCache,
     Gpu,
     LinearState,
-    MlaCache,
     ModelFacts,
     NoSpeculation,
-    NoVision,
     PlanSettings,
     SparseMlaCache,
-    Vision,
 )
-
-# arg_groups/model_config allow-list of 0.5.23: multimodal models whose prefill is captured
-_CAPTURED_MULTIMODAL = ("Qwen3_5", "KimiK25", "KimiK3", "MiniMaxM3", "Step3p7")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,41 +35,6 @@ class Refusal:
     """The launch stops before it loads anything; `message` is the engine's own line."""
 
     message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """How the ranks divide the model."""
-
-    tp_size: int
-    pp_size: int
-    attention_dp_size: int
-    attention_tp_size: int
-    dcp_size: int
-    dense_tp_size: int
-    all_to_all: str
-    redundant_experts: int
-    dp_lm_head: bool
-
-
-def parallel_of(flags: LaunchFlags) -> Parallel:
-    """The parallel layout; attention data parallelism only where it is switched on."""
-    tp = max(flags.number("tp-size") or 1, 1)
-    dp = max(flags.number("dp-size") or 1, 1)
-    adp = dp if flags.has("enable-dp-attention") else 1
-    adp = max(flags.number("attn-dp-size") or adp, 1)
-    cp = max(flags.number("attn-cp-size") or 1, 1)
-    return Parallel(
-        tp_size=tp,
-        pp_size=max(flags.number("pp-size") or 1, 1),
-        attention_dp_size=adp,
-        attention_tp_size=max(tp // adp // cp, 1),
-        dcp_size=max(flags.number("dcp-size") or 1, 1),
-        dense_tp_size=flags.number("moe-dense-tp-size") or tp,
-        all_to_all=flags.text("moe-a2a-backend", "none"),
-        redundant_experts=flags.number("ep-num-redundant-experts") or 0,
-        dp_lm_head=flags.has("enable-dp-lm-head"),
-    )
 
 
 def resolved(
@@ -85,12 +51,12 @@ def resolved(
     )  # fmt: skip
     if message:
         return Refusal(message=message)
-    chunk, decode_max_bs = _card_defaults(flags, gpu, rules)
-    buckets = _priced_prefill_graphs(flags, model, rules, ranks, chunk)
+    chunk, decode_max_bs = card_defaults(flags, gpu, rules)
+    buckets = priced_prefill_graphs(flags, model, rules, ranks, chunk)
     given = flags.fraction("mem-fraction-static")
     fraction = given
     if fraction is None:
-        fraction = _default_fraction(flags, model, gpu, rules, ranks, chunk, decode_max_bs, buckets)
+        fraction = default_fraction(flags, model, gpu, rules, ranks, chunk, decode_max_bs, buckets)
     requests, source = _requests(flags, model, speculation)
     return PlanSettings(
         release=rules.label,
@@ -106,8 +72,8 @@ def resolved(
         attention_backend=backend,
         kv_cache_dtype=_kv_dtype(flags, model, gpu),
         scaled_latent=_scaled_latent(flags, model, gpu, rules),
-        decode_graph_max_bs=0 if _no_decode_graphs(flags) else decode_max_bs,
-        prefill_graph_buckets=_captured_prefill_graphs(
+        decode_graph_max_bs=0 if no_decode_graphs(flags) else decode_max_bs,
+        prefill_graph_buckets=captured_prefill_graphs(
             buckets, chunk, flags, model, gpu, ranks, rules, backend
         ),
         max_running_requests=requests,
@@ -118,182 +84,6 @@ def resolved(
         speculation=speculation,
         assumptions=_assumptions(flags, gpu),
     )
-
-
-# --- card-dependent defaults: arg_groups/memory_hook.py ---------------------------------------
-
-
-def _card_defaults(flags: LaunchFlags, gpu: Gpu, rules: ReleaseRules) -> tuple[int, int]:
-    """Chunk size and the largest decode graph."""
-    few_ranks = (flags.number("tp-size") or 1) < 4
-    mib = gpu.smi_mib
-    if mib < 20 * 1024:
-        chunk, max_bs = 2048, 8
-    elif mib < 35 * 1024:
-        chunk, max_bs = rules.small_card_chunk, rules.small_card_graph_bs[0 if few_ranks else 1]
-    elif mib < 60 * 1024:
-        chunk, max_bs = 4096, 32 if few_ranks else 160
-    elif mib < 160 * 1024:
-        chunk, max_bs = 8192, 256 if few_ranks else 512
-    else:
-        chunk, max_bs = 16384, 512
-    given_bs = flags.number("cuda-graph-max-bs-decode")
-    asked = flags.number("max-running-requests")
-    listed = flags.words("cuda-graph-bs-decode")
-    if listed:
-        max_bs = max(int(word) for text in listed for word in text.split(",") if word)
-    elif given_bs is not None:
-        max_bs = given_bs
-    elif asked is not None and rules.graphs_follow_requests:
-        max_bs = min(max_bs, asked)
-    given_chunk = flags.number("chunked-prefill-size")
-    return chunk if given_chunk is None else given_chunk, max_bs
-
-
-def _default_fraction(
-    flags: LaunchFlags, model: ModelFacts, gpu: Gpu, rules: ReleaseRules, ranks: Parallel,
-    chunk: int, decode_max_bs: int, buckets: int,
-) -> float:  # fmt: skip
-    """`mem_fraction_static` where nobody gives it. All terms are MiB."""
-    tokens = chunk if chunk > 0 else flags.number("max-prefill-tokens") or 16384
-    reserved = 512 + 1.5 * max(tokens, 2048) + 1024 * ranks.tp_size * ranks.pp_size / 8
-    # Releases before 0.5.14 count the decode graphs even where they are disabled.
-    if rules.spec_v2_switch or not _no_decode_graphs(flags):
-        reserved += 2 * decode_max_bs
-    if ranks.attention_dp_size > 1:
-        reserved += 3 * decode_max_bs * ranks.attention_dp_size
-        if decode_max_bs > 300:
-            reserved += 1.5 * decode_max_bs * ranks.attention_dp_size
-    if buckets:
-        reserved += 1536 if model.uses_mla else 8 * buckets
-        if rules.prefill_graphs == "breakable" and ranks.all_to_all == "deepep":
-            reserved += 1024
-    if gpu.smi_mib > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    reserved += _later_reserves(flags, rules, ranks)
-    fraction = round((gpu.smi_mib - reserved) / gpu.smi_mib, 3)
-    return fraction * _vision_factor(flags, model)
-
-
-def _later_reserves(flags: LaunchFlags, rules: ReleaseRules, ranks: Parallel) -> float:
-    """What comes on top of the 10 GiB floor."""
-    reserved = 0.0
-    if not rules.spec_v2_switch and ranks.all_to_all == "deepep" and not _no_decode_graphs(flags):
-        reserved += 2048
-    algorithm = flags.text("speculative-algorithm").upper()
-    if algorithm == "STANDALONE":
-        reserved += rules.standalone_reserve_mib
-    elif algorithm and algorithm != "NGRAM":
-        reserved += rules.speculation_reserve_mib
-    return reserved
-
-
-def _vision_factor(flags: LaunchFlags, model: ModelFacts) -> float:
-    """memory_hook.py: adjust_mem_fraction_for_vlm; the result is not rounded again."""
-    if not isinstance(model.vision, Vision) or text_only(flags):
-        return 1.0
-    load = model.vision.layers_seen_by_sglang * model.vision.hidden_size**2 / (24 * 1024**2)
-    return 0.95 * min(max(1 - 0.1 * (load - 1), 0.8), 1.05)
-
-
-def text_only(flags: LaunchFlags) -> bool:
-    """Whether a multimodal model is served without its encoder."""
-    return flags.has("language-only") or flags.has("language-model-only")
-
-
-def _no_decode_graphs(flags: LaunchFlags) -> bool:
-    return flags.has("disable-cuda-graph") or flags.has("disable-decode-cuda-graph")
-
-
-def _priced_prefill_graphs(
-    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel, chunk: int
-) -> int:
-    """How many prefill graphs the default fraction allows for."""
-    forced = flags.has("enforce-piecewise-cuda-graph") or flags.text(
-        "cuda-graph-backend-prefill"
-    ) not in ("", "disabled")
-    if _prefill_graphs_off(flags, rules) or chunk <= 0:
-        return 0
-    if not forced and _prefill_graphs_incompatible(flags, model, rules, ranks):
-        return 0
-    tokens = min(rules.mla_prefill_graph_tokens, chunk) if model.uses_mla else chunk
-    cap = flags.number("max-total-tokens")
-    if cap is not None:
-        tokens = min(tokens, cap)
-    if "llama-2" in flags.model_path.lower():
-        tokens = min(tokens, 4096)
-    return len(prefill_buckets(tokens))
-
-
-def _captured_prefill_graphs(
-    priced: int, chunk: int, flags: LaunchFlags, model: ModelFacts, gpu: Gpu,
-    ranks: Parallel, rules: ReleaseRules, backend: str,
-) -> int:  # fmt: skip
-    """How many are captured: backends resolved after the fraction can still turn them off."""
-    if rules.prefill_graphs == "breakable":
-        trtllm = model.architecture == "DeepseekV3ForCausalLM" and backend == "trtllm_mla"
-        if trtllm or not priced:
-            return 0
-        # Attention data parallelism divides the chunk after the fraction is set.
-        return min(priced, len(prefill_buckets(chunk // ranks.attention_dp_size)))
-    runner = flags.text("moe-runner-backend", "auto")
-    if runner == "auto" and gpu.compute_capability in (100, 103):
-        # server_args.py of 0.5.12 picks FlashInfer's TRT-LLM experts for these models.
-        picked = model.architecture.startswith(
-            ("Qwen3Moe", "Qwen3VLMoe", "Qwen3Next", "Qwen3_5Moe", "Deepseek", "GlmMoeDsa")
-        )
-        runner = "flashinfer_trtllm" if picked else runner
-    bypassed = runner in ("flashinfer_trtllm", "flashinfer_mxfp4")
-    return 0 if bypassed and not model.architecture.startswith("GptOss") else priced
-
-
-def _prefill_graphs_off(flags: LaunchFlags, rules: ReleaseRules) -> bool:
-    switches = ["disable-piecewise-cuda-graph", "disable-prefill-cuda-graph"]
-    if rules.prefill_graphs == "breakable":
-        # Piecewise graphs are a switch of their own.
-        switches.append("disable-cuda-graph")
-    if any(flags.has(name) for name in switches):
-        return True
-    return flags.text("cuda-graph-backend-prefill") == "disabled"
-
-
-def _prefill_graphs_incompatible(
-    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules, ranks: Parallel
-) -> bool:
-    """arg_groups/cuda_graph_hook.py, 0.5.23; server_args.py of 0.5.12 for piecewise graphs."""
-    multimodal = not isinstance(model.vision, NoVision)
-    if isinstance(model.cache, CompressedCache) or ranks.pp_size > 1:
-        return True
-    if flags.number("attn-cp-size") or ranks.dcp_size > 1:
-        return True
-    if rules.prefill_graphs == "opt_in":
-        return not flags.has("enable-piecewise-cuda-graph")
-    if rules.prefill_graphs == "piecewise":
-        others = (
-            "enable-torch-compile", "enable-lora", "lora-paths", "enable-hierarchical-cache",
-            "enable-deterministic-inference", "enable-symm-mem", "enable-eplb", "cpu-offload-gb",
-        )  # fmt: skip
-        return (
-            multimodal
-            or model.architecture.startswith("Qwen3Next")
-            or (isinstance(model.cache, SparseMlaCache) and rules.spec_v2_switch)
-            or ranks.attention_dp_size > 1
-            or ranks.all_to_all != "none"
-            or any(flags.has(name) for name in others)
-        )
-    plain_latent = isinstance(model.cache, MlaCache) or model.architecture.startswith("NemotronH")
-    if model.architecture.startswith(("KimiK25", "MiniMaxM3Sparse")):
-        # captured piecewise while the others are captured breakable, and breakable later
-        return not rules.latent_prefill_graphs and ranks.attention_dp_size > 1
-    if plain_latent and not rules.latent_prefill_graphs:
-        return True
-    if isinstance(model.state, LinearState) and model.state.kind == "kda":
-        return True
-    if ranks.all_to_all not in ("none", "deepep", "megamoe", "flashinfer"):
-        return True
-    if flags.has("enable-two-batch-overlap"):
-        return True
-    return multimodal and not model.architecture.startswith(_CAPTURED_MULTIMODAL)
 
 
 # --- requests, states, backends ---------------------------------------------------------------

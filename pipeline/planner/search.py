@@ -14,7 +14,8 @@ from pipeline.planner.assessment import Launch, Sized, assess
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.launch_plan import ExpectedLengths, plan_launch, requests_at
 from pipeline.planner.memory_budget import judgement
-from pipeline.planner.resolution import Refusal, parallel_of, resolved
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
 from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
 

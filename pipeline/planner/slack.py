@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.planner.graphs import decode_buckets
 from pipeline.planner.kv_cache import TokenCost
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.resolution import Parallel
+from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     CompressedCache,

@@ -7,7 +7,7 @@ forerunners. `state_pool` returns either a pool or the engine's failure.
 from dataclasses import dataclass
 
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.resolution import Parallel
+from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     LinearState,

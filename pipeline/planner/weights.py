@@ -7,9 +7,10 @@ its draft. Neither knows how large the card is.
 import math
 from dataclasses import dataclass
 
+from pipeline.planner.card_defaults import text_only
 from pipeline.planner.formats import bytes_per_param, format_of
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.resolution import Parallel, text_only
+from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     BuiltInDraft,
