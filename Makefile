@@ -45,7 +45,8 @@ planner-score: $(STAMP) ## score the memory planner on launches known to run or 
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.planner_oracle
 
-plan: $(STAMP) ## plan a run file: make plan RUN=jobs/runs/demo.yaml
+plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
+plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
 	$(BIN)/python -m jobs.plan $(RUN)
 
 clean: ## remove the environment, the caches and the demo's output

@@ -83,6 +83,8 @@ def test_json_of_a_launch_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert made["verdict"] == "fits"
     assert made["stage"] is None
     assert (made["state_slots"], made["max_running_requests"]) == (31, 6)
+    charged = sum(made["slack_charged_gib"].values())
+    assert made["slack_left_gib"] == pytest.approx(made["slack_gib"] - charged, abs=0.02)
     assert sum(made["budget_gib"].values()) == pytest.approx(made["gpu_total_gib"], abs=0.02)
 
 

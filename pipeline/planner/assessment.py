@@ -22,7 +22,7 @@ from pipeline.planner.parallel import Parallel
 from pipeline.planner.sglang_rules import ReleaseRules
 from pipeline.planner.slack import SlackNeeds, slack_needs
 from pipeline.planner.state_pool import NoStatePool, StatePool, state_pool
-from pipeline.planner.weights import draft_weights, load_peak_bytes, target_bytes
+from pipeline.planner.weights import draft_weights, target_bytes
 from schemas.plan import (
     Calibration,
     Gpu,
@@ -170,10 +170,9 @@ def multimodal_reserve_bytes(launch: Launch) -> int:
 
 
 def _load_failure(launch: Launch, load: LoadFigures) -> Stopped | None:
-    peak = load_peak_bytes(launch.model, launch.ranks, launch.flags, launch.rules)
-    over = max(load.weights_bytes, peak - (0 if launch.calibration is None else peak))
-    if over > load.free_before_bytes:
-        return _stopped("weights", load_message(launch.gpu, over - load.free_before_bytes), load)
+    over = load.weights_bytes - load.free_before_bytes
+    if over > 0:
+        return _stopped("weights", load_message(launch.gpu, over), load)
     if load.draft_first and load.available_bytes() < 0:
         message = draft_load_message(launch.gpu, -load.available_bytes())
         return _stopped("draft_weights", message, load)

@@ -38,11 +38,9 @@ def plan_json(plan: LaunchPlan | RefusedPlan) -> dict[str, Any]:
         "context_length": settings.context_length,
         "chunked_prefill_size": settings.chunked_prefill_size,
         "cuda_graph_max_bs": settings.decode_graph_max_bs,
-        "slack_gib": {
-            "total": _gib(plan.slack_bytes),
-            "charged": {item.name: _gib(item.bytes) for item in plan.slack_items},
-            "left": _gib(plan.slack_bytes - sum(item.bytes for item in plan.slack_items)),
-        },
+        "slack_gib": _gib(plan.slack_bytes),
+        "slack_charged_gib": {item.name: _gib(item.bytes) for item in plan.slack_items},
+        "slack_left_gib": _gib(plan.slack_bytes - sum(item.bytes for item in plan.slack_items)),
         "limited_by": capacity.limited_by,
         "uncertainty": {
             "gib": _gib(plan.uncertainty_bytes),
@@ -65,6 +63,7 @@ def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
             "kv_bytes_per_token", "max_total_num_tokens", "kv_gib", "state_slots", "state_gib",
             "intermediate_state_gib", "max_running_requests", "requests_at_expected_length",
             "context_length", "chunked_prefill_size", "cuda_graph_max_bs", "slack_gib",
+            "slack_charged_gib", "slack_left_gib",
         )
     )  # fmt: skip
     return {

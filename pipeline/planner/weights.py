@@ -56,7 +56,11 @@ class DraftWeights:
 def target_bytes(
     model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
 ) -> int:
-    """The model's own weights, draft excluded."""
+    """The model's own weights, draft excluded.
+
+    `--torchao-config` quantises what is already on the device in bf16, so it changes nothing here
+    (sglang#10736: Qwen3-Next as int8 does not load on one 96 GB card).
+    """
     if model.checkpoint_bytes and not flags.text("quantization"):
         return _scaled_checkpoint(model, ranks, flags, rules)
     total = _sum(model.tensors, model, ranks, flags, rules)
@@ -78,18 +82,6 @@ def _repacking_residue(
         if group.shard == "expert" and format_of(group, model.format) in _REPACKED
     )
     return _REPACKING_FRACTION * _sum(experts, model, ranks, flags, rules)
-
-
-def load_peak_bytes(
-    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
-) -> int:
-    """The most that loading holds; above the result where weights arrive unquantised."""
-    result = target_bytes(model, ranks, flags, rules)
-    if flags.text("torchao-config"):
-        # torchao quantises a model that is already on the device in bf16
-        # (sglang#10736: Qwen3-Next int8 does not load on one 96 GB card).
-        return max(result, int(_sum(model.tensors, model, ranks, flags, rules)))
-    return result
 
 
 def draft_weights(
