@@ -1,5 +1,6 @@
 """Families, formats and parallel layouts: bytes worked out by hand."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -319,6 +320,22 @@ def test_a_missing_field_is_named(field: str) -> None:
 def test_a_field_of_the_wrong_kind_is_named(value: object) -> None:
     with pytest.raises(PlanError, match="hidden_size"):
         model_facts("x", LLAMA | {"hidden_size": value})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"architectures": 3},
+        {"vision_config": {"hidden_size": "x", "depth": 2}},
+        {"layer_types": 5},
+        {"quantization_config": "fp8"},
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+        {"linear_attn_config": {"kda_layers": 1, "num_heads": 2, "head_dim": 64}},
+    ],
+)
+def test_a_broken_config_is_planned_or_one_line(broken: dict[str, Any]) -> None:
+    with contextlib.suppress(PlanError):
+        plan(model_facts("x", LLAMA | broken))
 
 
 def test_an_unknown_architecture_is_marginal_with_the_reason() -> None:

@@ -3,6 +3,8 @@
 arg_groups/memory_hook.py and cuda_graph_hook.py of 0.5.23, server_args.py of older releases.
 """
 
+import re
+
 from pipeline.planner.graphs import prefill_buckets
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.parallel import Parallel
@@ -40,7 +42,8 @@ def card_defaults(flags: LaunchFlags, gpu: Gpu, rules: ReleaseRules) -> tuple[in
     asked = flags.number("max-running-requests")
     listed = flags.words("cuda-graph-bs-decode")
     if listed:
-        max_bs = max(int(word) for text in listed for word in text.split(",") if word)
+        sizes = [int(size) for text in listed for size in re.findall(r"\d+", text)]
+        max_bs = max(sizes, default=max_bs)
     elif given_bs is not None:
         max_bs = given_bs
     elif asked is not None and rules.graphs_follow_requests:

@@ -37,7 +37,7 @@ class ConfigFields:
         """The class that SGLang loads: the wrapper's, when there is one."""
         for part in (self._whole, self._text):
             names = part.get("architectures")
-            if names:
+            if isinstance(names, list) and names:
                 return str(names[0])
         return "unknown"
 

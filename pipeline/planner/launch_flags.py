@@ -56,7 +56,13 @@ _INTS = frozenset(
     }
 )  # fmt: skip
 _FLOATS = frozenset(
-    {"mem-fraction-static", "mamba-full-memory-ratio", "swa-full-tokens-ratio", "hicache-ratio"}
+    {
+        "mem-fraction-static",
+        "mamba-full-memory-ratio",
+        "swa-full-tokens-ratio",
+        "hicache-ratio",
+        "hicache-size",
+    }
 )
 _COMMAND_WORDS = frozenset({"env", "export", "python", "python3", "-m", "sglang", "serve", "exec"})
 

@@ -46,6 +46,12 @@ _KNOWN_PREFIXES = (
 )  # fmt: skip
 
 
+# What arithmetic on a field of the wrong kind raises.
+_UNEXPECTED = (
+    TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError, OverflowError,
+)  # fmt: skip
+
+
 def model_facts(
     name: str,
     config: Mapping[str, Any],
@@ -54,7 +60,25 @@ def model_facts(
     weights_format: str | None = None,
     checkpoint_bytes: int = 0,
 ) -> ModelFacts:
-    """Everything the planner needs to know about a checkpoint."""
+    """Everything the planner needs to know about a checkpoint.
+
+    A config is another program's file: whatever its fields hold, a mistake is one line.
+    """
+    try:
+        return _facts(name, config, hf_quant, weights_format, checkpoint_bytes)
+    except _UNEXPECTED as error:
+        raise PlanError(
+            f"the model config of {name} has a field of an unexpected kind: {error}"
+        ) from error
+
+
+def _facts(
+    name: str,
+    config: Mapping[str, Any],
+    hf_quant: Mapping[str, Any] | None,
+    weights_format: str | None,
+    checkpoint_bytes: int,
+) -> ModelFacts:
     fields = ConfigFields(config)
     layers = _num_layers(fields)
     ffn = _ffn(fields)
@@ -263,6 +287,13 @@ def _state_layers(state: StateLayout) -> int:
 
 
 def _state(fields: ConfigFields, layers: int) -> StateLayout:
+    state = _declared_state(fields, layers)
+    if isinstance(state, LinearState) and state.layers <= 0:
+        return NoState()
+    return state
+
+
+def _declared_state(fields: ConfigFields, layers: int) -> StateLayout:
     if fields.section("linear_attn_config"):
         return _kda(fields)
     if fields.get("linear_num_value_heads"):

@@ -50,6 +50,10 @@ def _numbers(flags: LaunchFlags) -> str:
         value = flags.number(name)
         if value is not None and value < 1:
             return f"--{name} must be positive, got {value}"
+    for name in ("mamba-full-memory-ratio", "swa-full-tokens-ratio"):
+        ratio = flags.fraction(name)
+        if ratio is not None and ratio <= 0:
+            return f"--{name} must be positive, got {ratio:g}"
     chunk = flags.number("chunked-prefill-size")
     page = flags.number("page-size") or 1
     if chunk is not None and chunk > 0 and chunk % page:

@@ -217,7 +217,7 @@ def _all_to_all(
     if ranks.all_to_all == "megamoe":
         per_rank = flags.variable("SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "1024")
         # tokens a rank x top-k, packed activations and bf16 results
-        rows = int(per_rank) * model.ffn.experts_per_token
+        rows = int(per_rank if per_rank.isdigit() else 1024) * model.ffn.experts_per_token
         return [_item("MegaMoE buffers", rows * model.hidden_size * 3, "layers/moe/mega_moe.py")]
     # memory_hook.py grants DeepEP 2 GiB over the decode graphs.
     return [_item("DeepEP buffers", 2 * GIB, "memory_hook.py: reserve_for_deepep_a2a_mb")]
