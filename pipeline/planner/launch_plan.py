@@ -17,7 +17,7 @@ from pipeline.planner.parallel import parallel_of
 from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
 from pipeline.planner.state_pool import StatePool
-from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, ModelFacts
+from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,8 @@ class RefusedPlan:
     release: str
     argv: tuple[str, ...]
     assumptions: tuple[str, ...]
+    with_tracked_states: LaunchPlan | None
+    """The same launch with the strategy that the refusal asks for, where it asks for one."""
 
 
 def plan_launch(
@@ -66,12 +68,37 @@ def plan_launch(
             release=rules.label,
             argv=flags.argv(),
             assumptions=notes,
+            with_tracked_states=_with_tracked_states(
+                model, gpu, flags, version, lengths, calibration
+            ),
         )
     launch = Launch(
         model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
         settings=settings, calibration=calibration,
     )  # fmt: skip
     return _plan(launch, notes, lengths or ExpectedLengths(), with_advice=with_advice)
+
+
+def _with_tracked_states(
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    version: str | None,
+    lengths: ExpectedLengths | None,
+    calibration: Calibration | None,
+) -> LaunchPlan | None:
+    """Old releases refuse speculation beside a prefix cache without tracked states."""
+    strategy = flags.text("mamba-radix-cache-strategy", "auto")
+    if strategy.startswith("extra_buffer") or not flags.has("speculative-algorithm"):
+        return None
+    if not isinstance(model.state, LinearState):
+        return None
+    tracked = flags.changed({"mamba-radix-cache-strategy": "extra_buffer"})
+    plan = plan_launch(
+        model, gpu, tracked, version=version, lengths=lengths, calibration=calibration,
+        with_advice=False,
+    )  # fmt: skip
+    return plan if isinstance(plan, LaunchPlan) else None
 
 
 def _with_online_format(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:

@@ -66,6 +66,13 @@ def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
             "slack_charged_gib", "slack_left_gib",
         )
     )  # fmt: skip
+    warnings, advice = [], []
+    other = plan.with_tracked_states
+    if other is not None:
+        whole = plan_json(other)
+        figures = {name: whole[name] for name in figures}
+        warnings = [_tracked_note(other), *other.warnings]
+        advice = [_advice_json(_TRACKED)]
     return {
         "verdict": "does_not_fit",
         "stage": None,
@@ -78,11 +85,27 @@ def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
         "uncertainty": {"gib": 0.0, "tokens": 0},
         "budget_gib": {},
         "assumptions": list(plan.assumptions),
-        "warnings": [],
-        "advice": [],
+        "warnings": warnings,
+        "advice": advice,
         "release_profile": plan.release,
         "argv": list(plan.argv),
     }
+
+
+_TRACKED = Advice(
+    flag="--mamba-scheduler-strategy",
+    value="extra_buffer",
+    effect="is not refused",
+    reason="the release needs tracked states, or --disable-radix-cache, beside speculation",
+)
+
+
+def _tracked_note(plan: LaunchPlan) -> str:
+    end = plan.verdict.replace("_", " ") + (f" at {plan.stage}" if plan.stage else "")
+    return (
+        f"figures are those with --mamba-scheduler-strategy extra_buffer, where the launch {end}"
+        f"{': ' + plan.message if plan.message else ''}"
+    )
 
 
 def _advice_json(advice: Advice) -> dict[str, str]:
@@ -104,10 +127,14 @@ def _gib(size: float) -> float:
 def plan_text(plan: LaunchPlan | RefusedPlan) -> str:
     """The budget row by row, then verdict, limit, advice and the log lines to expect."""
     if isinstance(plan, RefusedPlan):
-        return (
+        text = (
             f"{plan.model} on {plan.gpu.name}, SGLang {plan.release}\n\n"
             f"refused before loading\n  {plan.message}"
         )
+        if plan.with_tracked_states is None:
+            return text
+        tracked = plan_text(plan.with_tracked_states)
+        return f"{text}\n\nwith --mamba-scheduler-strategy extra_buffer\n\n{tracked}"
     settings = plan.settings
     head = (
         f"{plan.model} on {plan.gpu}, SGLang {plan.release_profile}, TP {settings.tp_size}, "
