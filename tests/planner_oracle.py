@@ -1,7 +1,8 @@
 """The planner against SGLang itself, on generated launches of three releases.
 
-`make planner-oracle` builds one environment without a GPU (about 1.6 GB, in `build/oracle`) and a
-tree a release, asks each release's own argument resolution and pool configurators, and compares.
+`make planner-oracle` builds one environment without a GPU (about 1.6 GB, outside the checkout,
+which Ray ships) and a tree a release, asks each release's own argument resolution and pool
+configurators, and compares.
 Every difference is either a fault of ours or stands in `EXCEPTIONS` with its reason.
 """
 
@@ -107,7 +108,9 @@ def cases() -> Iterator[Case]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare all releases; 1 where a difference has no reason."""
     parser = argparse.ArgumentParser(description="Compare the planner with SGLang itself.")
-    parser.add_argument("--environments", type=Path, default=Path("build/oracle"))
+    parser.add_argument(
+        "--environments", type=Path, default=Path.home() / ".cache" / "regenerate-oracle"
+    )
     options = parser.parse_args(argv)
     root = options.environments.resolve()
     python = _environment(root)
