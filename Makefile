@@ -39,8 +39,18 @@ format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
+	$(BIN)/python -m tests.score_planner
+
+planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
+	$(BIN)/python -m tests.planner_oracle
+
+plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
+plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
+	$(BIN)/python -m jobs.plan $(RUN)
+
 clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle plan

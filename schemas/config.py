@@ -182,6 +182,40 @@ class ClusterConfig(_Section):
     """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
 
 
+class HardwareConfig(_Section):
+    """Cards of one kind in one machine, for the planner to choose among."""
+
+    gpu: Annotated[str, Field(min_length=1)]
+    """A card of the catalogue, in any usual spelling."""
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Instead of the catalogue's figure, or for a card that it lacks."""
+
+
+class LengthsConfig(_Section):
+    """Lengths to expect, in tokens."""
+
+    prompt_tokens_mean: Annotated[float, Field(gt=0)] = 512.0
+    output_tokens_mean: Annotated[float, Field(gt=0)] = 7680.0
+    output_tokens_cv: Annotated[float, Field(ge=0, le=5)] = 0.5
+    """Standard deviation over mean."""
+
+
+class PlannerConfig(_Section):
+    """What `jobs.plan` may try. The last two switches can change what the model writes."""
+
+    sglang_version: str | None = None
+    """Null: the newest release that the planner knows."""
+    model_config_path: str | None = None
+    """A config.json or its folder. Null: found by the model's name."""
+    weights_format: str | None = None
+    allow_mtp: bool = True
+    allow_prefix_cache: bool = True
+    allow_attention_dp: bool = True
+    allow_kv_dtype: bool = False
+    allow_state_dtype: bool = False
+
+
 class RunFile(_Section):
     """The whole run file. `prompts.path`, `model` and `output.folder` have no default."""
 
@@ -199,6 +233,9 @@ class RunFile(_Section):
     work: WorkConfig = WorkConfig()
     output: OutputConfig
     cluster: ClusterConfig = ClusterConfig()
+    hardware: list[HardwareConfig] = []
+    lengths: LengthsConfig = LengthsConfig()
+    planner: PlannerConfig = PlannerConfig()
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:

@@ -1,0 +1,97 @@
+"""Reads fields of a `config.json`, under any of the names that models give them.
+
+A field that the arithmetic cannot do without is asked for with `need`, which names it in a
+one-line error.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import PlanError
+
+_WRAPPERS = ("text_config", "thinker_config", "llm_config", "language_config")
+
+
+class ConfigFields:
+    """The text part of a config, with the wrapper's fields behind it."""
+
+    __slots__ = ("_text", "_whole")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        if not isinstance(config, Mapping):
+            raise PlanError("the model config is not a JSON object")
+        self._whole = config
+        self._text = _text_part(config)
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The part that describes the language model."""
+        return self._text
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether the language model sits inside a multimodal config."""
+        return self._text is not self._whole
+
+    def architecture(self) -> str:
+        """The class that SGLang loads: the wrapper's, when there is one."""
+        for part in (self._whole, self._text):
+            names = part.get("architectures")
+            if isinstance(names, list) and names:
+                return str(names[0])
+        return "unknown"
+
+    def get(self, *names: str, default: object = None) -> Any:  # noqa: ANN401  # JSON is untyped
+        """The first of `names` that is present and not null."""
+        for part in (self._text, self._whole):
+            for name in names:
+                value = part.get(name)
+                if value is not None:
+                    return value
+        return default
+
+    def number(self, *names: str, default: int = 0) -> int:
+        """A whole number, or the default."""
+        value = self.get(*names)
+        if value is None:
+            return default
+        return _whole_number(names[0], value)
+
+    def need(self, *names: str) -> int:
+        """A whole number above 0 that the plan cannot do without."""
+        value = self.get(*names)
+        if value is None:
+            raise PlanError(f"the model config lacks {names[0]!r}, which the plan needs")
+        number = _whole_number(names[0], value)
+        if number <= 0:
+            raise PlanError(f"the model config has {names[0]} = {number}; it must be above 0")
+        return number
+
+    def kinds(self, name: str) -> Sequence[Any]:
+        """A list with one entry a layer, or nothing."""
+        value = self.get(name)
+        return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A nested object, or an empty one."""
+        value = self.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    def whole_section(self, name: str) -> Mapping[str, Any]:
+        """A nested object of the wrapper alone."""
+        value = self._whole.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in _WRAPPERS:
+        part = config.get(name)
+        if isinstance(part, Mapping):
+            return _text_part(part)
+    return config
+
+
+def _whole_number(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PlanError(f"the model config has {name} = {value!r}; it must be a number")
+    return int(value)

@@ -1,0 +1,107 @@
+"""The catalogue of cards, and the card a person means by a name.
+
+A card has two totals: `smi_mib`, from which SGLang picks its defaults, and `total_bytes`, which
+CUDA hands out. This module knows nothing about models or launches.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import PlanError
+from schemas.plan import Gpu
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+_DATA = Path(__file__).with_name("data") / "gpus.json"
+# Words that tell no card from another, in the names of vendors and of cloud catalogues.
+_NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
+
+
+def gpu_named(text: str) -> Gpu:
+    """The card that `text` names, in any spelling that leaves it unambiguous."""
+    wanted = _words(text)
+    cards = _catalogue()
+    by_score = sorted(
+        ((_score(wanted, names), key) for key, (_, names) in cards.items()), reverse=True
+    )
+    score, key = by_score[0]
+    if score <= 0:
+        raise PlanError(
+            f"unknown GPU {text!r}; known: {', '.join(sorted(cards))}; "
+            f"or give its memory with --gpu-memory-gib"
+        )
+    return cards[key][0]
+
+
+def gpu_of_memory(gib: float, name: str = "") -> Gpu:
+    """A card that the catalogue lacks, known by its memory alone."""
+    if not gib > 0:
+        raise PlanError(f"--gpu-memory-gib must be above 0, got {gib}")
+    return Gpu(
+        name=name or f"unlisted GPU with {gib:g} GiB",
+        # assumed: Hopper, whose backends take the middle of every table
+        compute_capability=90,
+        # torch's total is 0.4-0.65 % under nvidia-smi's on the cards where both are known
+        smi_mib=int(gib * 1024 * 1.0056),
+        total_bytes=int(gib * GIB),
+        nvlink=True,
+        unified_memory=False,
+        known=False,
+    )
+
+
+def gpu_with_memory(gpu: Gpu, gib: float) -> Gpu:
+    """The same card with another amount of memory."""
+    other = gpu_of_memory(gib, gpu.name)
+    return Gpu(
+        name=gpu.name,
+        compute_capability=gpu.compute_capability,
+        smi_mib=other.smi_mib,
+        total_bytes=other.total_bytes,
+        nvlink=gpu.nvlink,
+        unified_memory=gpu.unified_memory,
+        known=gpu.known,
+    )
+
+
+@cache
+def _catalogue() -> dict[str, tuple[Gpu, tuple[frozenset[str], ...]]]:
+    cards = {}
+    for entry in json.loads(_DATA.read_text())["gpus"]:
+        gpu = Gpu(
+            name=entry["name"],
+            compute_capability=entry["compute_capability"],
+            smi_mib=entry["smi_mib"],
+            total_bytes=int(entry["torch_total_gib"] * GIB),
+            nvlink=entry["nvlink"],
+            unified_memory=entry["unified_memory"],
+            known=True,
+        )
+        spellings = (entry["key"], entry["name"], *entry["aliases"])
+        cards[entry["key"]] = (gpu, tuple(_words(spelling) for spelling in spellings))
+    return cards
+
+
+def _words(text: str) -> frozenset[str]:
+    """`B200 180GB` and `b200-180gb` alike; `rtxpro6000` splits where letters meet digits."""
+    spaced = re.sub(r"[^a-z0-9]+", " ", text.lower())
+    spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
+    spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
+    spaced = re.sub(r"(\d+) gb\b|(\d+) gib\b", r"\1\2gb", spaced)
+    return frozenset(spaced.split()) - _NOISE
+
+
+def _score(wanted: frozenset[str], names: tuple[frozenset[str], ...]) -> int:
+    """How well the wanted words meet one of the card's spellings; 0 is no match."""
+    best = 0
+    for name in names:
+        if name == wanted:
+            return 1000
+        if name and name <= wanted:
+            best = max(best, 10 * len(name) - len(wanted - name))
+        if wanted and wanted <= name and any(ch.isdigit() for word in wanted for ch in word):
+            best = max(best, 5 * len(wanted) - len(name - wanted))
+    return best

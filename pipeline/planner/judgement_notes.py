@@ -1,0 +1,101 @@
+"""What a person should know about a launch beside its verdict."""
+
+from pipeline.planner.assessment import Launch, Sized, Stopped
+from pipeline.planner.slack import largest_indexer_bytes
+from schemas.plan import CompressedCache, SparseMlaCache
+
+GIB = 1 << 30
+_LARGE_CHECKPOINT_GIB = 200  # assumed: above this a host's memory is no longer a given
+
+
+def launch_warnings(launch: Launch, outcome: Stopped | Sized) -> tuple[str, ...]:
+    """Lines for the reader; none of them changes the verdict."""
+    notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome), *_loading(launch, outcome)]
+    settings = launch.settings
+    if settings.max_running_requests_source.startswith("SGLang") and isinstance(outcome, Sized):
+        asked = settings.max_running_requests
+        v4 = isinstance(launch.model.cache, CompressedCache)
+        line = f"Setting max_running_requests to {asked}" if v4 else f"reset to {asked}"
+        notes.append(
+            f"max_running_requests is {asked} by {settings.max_running_requests_source} "
+            f"('{line}' in the log): a request, not a promise; {outcome.running} run at once"
+        )
+    if isinstance(outcome, Sized) and outcome.pool.tokens < settings.context_length:
+        notes.append(
+            f"KV pool holds {outcome.pool.tokens} tokens, fewer than --context-length "
+            f"{settings.context_length}: longer requests are refused"
+        )
+    if isinstance(outcome, Sized) and outcome.cost.unpriced_draft_bytes:
+        notes.append(
+            "the draft's KV is not priced by the pool and comes out of the slack; passing "
+            "--speculative-draft-model-path with the model's own path has it priced"
+        )
+    if launch.gpu.unified_memory:
+        notes.append("unified memory: the system's killer can end a launch that the card holds")
+    return tuple(notes)
+
+
+def _indexer(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """DeepSeek-V4 and V3.2: scratch outside the fraction, the same on every rank."""
+    model, gpu, rules = launch.model, launch.gpu, launch.rules
+    settings = launch.settings
+    sm120 = gpu.compute_capability // 10 == 12
+    if isinstance(model.cache, CompressedCache) and sm120 and rules.v4_indexer_sm120 != "tilelang":
+        return [_torch_indexer(launch)]
+    if not isinstance(model.cache, CompressedCache | SparseMlaCache):
+        return []
+    size = largest_indexer_bytes(model, gpu, settings, rules)
+    slack = outcome.slack_bytes if isinstance(outcome, Sized) else 0
+    if size <= slack / 2:
+        return []
+    note = (
+        f"the sparse indexer's logits lie outside mem_fraction_static and are not divided by TP: "
+        f"a full chunk at {settings.context_length} tokens of context takes {size / GIB:.1f} GiB; "
+        f"lower --chunked-prefill-size or --context-length if such prompts come"
+    )
+    return [note]
+
+
+def _torch_indexer(launch: Launch) -> str:
+    """The torch fallback's largest buffer holds fp32 keys: 512 bytes a (row, column) pair."""
+    chunk = launch.settings.chunked_prefill_size
+    at_chunk = chunk * (chunk // 4) * 512 / GIB
+    # tokens n in one chunk with n x n/4 pairs: 7.5 GiB is the figure of a public failure
+    tokens = int((7.5 * GIB * 4 / 512) ** 0.5)
+    return (
+        f"the sparse indexer's scratch lies outside mem_fraction_static and is not divided by TP: "
+        f"its largest buffer reaches 7.5 GiB at about {tokens / 1000:.1f}k tokens in one chunk "
+        f"({at_chunk:.1f} GiB at {chunk}); lower --chunked-prefill-size or take a release with "
+        f"the TileLang indexer (0.5.17 and later)"
+    )
+
+
+def _loading(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """Checkpoint files are mapped, so their pages pass through the host's file cache."""
+    ranks = launch.ranks.tp_size * launch.ranks.pp_size
+    size = outcome.load.weights_bytes * ranks / GIB
+    if size < _LARGE_CHECKPOINT_GIB:
+        return []
+    note = (
+        f"loading maps about {size:.0f} GiB of files: with less free host memory than that, "
+        f"ranks read them more than once"
+    )
+    return [note]
+
+
+def _host_cache(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    """Hierarchical cache: host memory alone, per rank. mem_cache/hiradix_cache.py, 0.5.23."""
+    flags = launch.flags
+    if not flags.has("enable-hierarchical-cache") or isinstance(outcome, Stopped):
+        return []
+    size = float(flags.text("hicache-size") or 0) * 1e9
+    if size <= 0:
+        ratio = flags.fraction("hicache-ratio") or 2.0
+        size = outcome.pool.tokens * ratio * outcome.cost.priced_bytes
+    ranks = launch.ranks.tp_size * launch.ranks.pp_size
+    note = (
+        f"hierarchical cache needs {size / GIB:.1f} GiB of host memory a rank, "
+        f"{size * ranks / GIB:.1f} GiB for {ranks} ranks, and 10 GiB kept back; "
+        f"it buys nothing when every prompt is distinct"
+    )
+    return [note]

@@ -1,0 +1,198 @@
+"""Reads a model's config from disk, from the catalogue, a local hub cache, or the hub.
+
+The only module of the planner that touches files or the network. What it finds is handed on as
+plain mappings; it knows nothing about memory.
+"""
+
+import json
+import os
+import struct
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PlanError
+
+_CATALOGUE = Path(__file__).with_name("data") / "model_configs.json"
+_HUB = "https://huggingface.co"
+_HUB_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What was found about a model, and where."""
+
+    config: Mapping[str, Any]
+    hf_quant: Mapping[str, Any] | None
+    checkpoint_bytes: int
+    source: str
+
+
+def read_model(path: Path) -> ModelFiles:
+    """A `config.json`, or a folder with one."""
+    if path.is_dir():
+        return _from_folder(path)
+    if not path.exists():
+        raise PlanError(f"no model config at {path}")
+    beside = (path.with_name("hf_quant_config.json"), path.with_suffix(".hf_quant.json"))
+    quant = next((_read(p) for p in beside if p.exists() and path.name != p.name), None)
+    if beside[0].exists() and path.name != "config.json":
+        quant = _read(beside[1]) if beside[1].exists() else None
+    return ModelFiles(config=_read(path), hf_quant=quant, checkpoint_bytes=0, source=str(path))
+
+
+def find_model(name: str, *, hub: bool = True) -> ModelFiles:
+    """By name: a local path, the catalogue, the hub's cache, then the hub itself."""
+    if Path(name).is_dir() and (Path(name) / "config.json").exists():
+        return _from_folder(Path(name))
+    key = _catalogued(name)
+    if key is not None:
+        return catalogue_files(key)
+    cached = _hub_cache(name)
+    if cached is not None:
+        return _from_folder(cached)
+    if hub and "/" in name:
+        found_online = _from_hub(name)
+        if found_online is not None:
+            return found_online
+    raise PlanError(
+        f"no config known for model {name!r}: not in the catalogue, not in the hub cache, and "
+        f"the hub did not give it; pass --model-config FILE"
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        loaded = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{path} is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise PlanError(f"{path} does not hold a JSON object")
+    return loaded
+
+
+def _from_folder(folder: Path) -> ModelFiles:
+    config = folder / "config.json"
+    if not config.exists():
+        raise PlanError(f"no config.json in {folder}")
+    quant = folder / "hf_quant_config.json"
+    return ModelFiles(
+        config=_read(config),
+        hf_quant=_read(quant) if quant.exists() else None,
+        checkpoint_bytes=_checkpoint_bytes(folder),
+        source=str(folder),
+    )
+
+
+def _checkpoint_bytes(folder: Path) -> int:
+    """Bytes of all tensors: the index's total, else the sum over the files' headers."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        total = (_read(index).get("metadata") or {}).get("total_size")
+        if isinstance(total, int | float):
+            return int(total)
+    return sum(_header_bytes(path) for path in sorted(folder.glob("*.safetensors")))
+
+
+def _header_bytes(path: Path) -> int:
+    """A safetensors file starts with the length of a JSON header that gives every offset."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except (OSError, struct.error, ValueError) as error:
+        raise PlanError(f"cannot read the header of {path}: {error}") from error
+    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    return max(ends, default=0)
+
+
+# --- by name ----------------------------------------------------------------------------------
+
+
+@cache
+def _catalogue() -> Mapping[str, Any]:
+    catalogue: Mapping[str, Any] = json.loads(_CATALOGUE.read_text())
+    return catalogue
+
+
+def catalogue_names() -> tuple[str, ...]:
+    """Models that can be planned without any file."""
+    return tuple(sorted(_catalogue()["models"]))
+
+
+def catalogue_files(key: str) -> ModelFiles:
+    """One entry of the catalogue, by its own name."""
+    found = _catalogue()["models"][key]
+    return ModelFiles(
+        config=found["config"],
+        hf_quant=found.get("quant"),
+        checkpoint_bytes=0,
+        source=f"catalogue: {key}",
+    )
+
+
+def _catalogued(name: str) -> str | None:
+    data = _catalogue()
+    models, aliases = data["models"], data["aliases"]
+    by_lower = {key.lower(): key for key in models}
+    key = aliases.get(name) or by_lower.get(name.lower())
+    if key is None:
+        tail = name.rstrip("/").rsplit("/", 1)[-1].lower()
+        tails = {known.rsplit("/", 1)[-1].lower(): known for known in models}
+        tails.update({a.rsplit("/", 1)[-1].lower(): k for a, k in aliases.items()})
+        key = tails.get(tail) or tails.get(_plain_tail(tail))
+    return None if key is None else str(key)
+
+
+def _plain_tail(tail: str) -> str:
+    """The same model in another format or tuning shares its shapes."""
+    for suffix in ("-fp8", "-bf16", "-nvfp4", "-awq", "-gptq-int4", "-instruct", "-thinking",
+                   "-instruct-2507", "-thinking-2507", "-instruct-fp8"):  # fmt: skip
+        if tail.endswith(suffix):
+            return tail.removesuffix(suffix)
+    return tail
+
+
+def _hub_cache(name: str) -> Path | None:
+    home = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME")
+    root = Path(home) if home else Path.home() / ".cache" / "huggingface"
+    if not os.environ.get("HF_HUB_CACHE"):
+        root = root / "hub"
+    snapshots = root / f"models--{name.replace('/', '--')}" / "snapshots"
+    if not snapshots.is_dir():
+        return None
+    folders = [path for path in sorted(snapshots.iterdir()) if (path / "config.json").exists()]
+    return folders[-1] if folders else None
+
+
+def _from_hub(name: str) -> ModelFiles | None:
+    config = _download(name, "config.json")
+    if config is None:
+        return None
+    index = _download(name, "model.safetensors.index.json")
+    total = ((index or {}).get("metadata") or {}).get("total_size") or 0
+    return ModelFiles(
+        config=config,
+        hf_quant=_download(name, "hf_quant_config.json"),
+        checkpoint_bytes=int(total),
+        source=f"{_HUB}/{name}",
+    )
+
+
+def _download(name: str, file: str) -> dict[str, Any] | None:
+    request = urllib.request.Request(f"{_HUB}/{name}/resolve/main/{file}")  # noqa: S310  # https only
+    token = os.environ.get("HF_TOKEN")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S) as reply:  # noqa: S310
+            loaded = json.loads(reply.read())
+    except (urllib.error.URLError, TimeoutError, OSError, ValueError):
+        return None
+    return loaded if isinstance(loaded, dict) else None

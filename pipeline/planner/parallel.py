@@ -1,0 +1,40 @@
+"""How the ranks of one launch divide the model."""
+
+from dataclasses import dataclass
+
+from pipeline.planner.launch_flags import LaunchFlags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How the ranks divide the model."""
+
+    tp_size: int
+    pp_size: int
+    attention_dp_size: int
+    attention_tp_size: int
+    dcp_size: int
+    dense_tp_size: int
+    all_to_all: str
+    redundant_experts: int
+    dp_lm_head: bool
+
+
+def parallel_of(flags: LaunchFlags) -> Parallel:
+    """The parallel layout; attention data parallelism only where it is switched on."""
+    tp = max(flags.number("tp-size") or 1, 1)
+    dp = max(flags.number("dp-size") or 1, 1)
+    adp = dp if flags.has("enable-dp-attention") else 1
+    adp = max(flags.number("attn-dp-size") or adp, 1)
+    cp = max(flags.number("attn-cp-size") or 1, 1)
+    return Parallel(
+        tp_size=tp,
+        pp_size=max(flags.number("pp-size") or 1, 1),
+        attention_dp_size=adp,
+        attention_tp_size=max(tp // adp // cp, 1),
+        dcp_size=max(flags.number("dcp-size") or 1, 1),
+        dense_tp_size=flags.number("moe-dense-tp-size") or tp,
+        all_to_all=flags.text("moe-a2a-backend", "none"),
+        redundant_experts=flags.number("ep-num-redundant-experts") or 0,
+        dp_lm_head=flags.has("enable-dp-lm-head"),
+    )

@@ -1,0 +1,338 @@
+"""From a model and hardware options to the flags that give the most.
+
+`best_plans` tries launches and returns those that form 1 calls `fits`, best first. What "best"
+means is one function, `running_requests_in_all`; an estimate of tokens a second takes its place
+through `rank`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from pipeline.errors import PlanError
+from pipeline.planner.assessment import Launch, Sized, assess
+from pipeline.planner.launch_flags import LaunchFlags
+from pipeline.planner.launch_plan import ExpectedLengths, plan_launch, requests_at
+from pipeline.planner.memory_budget import judgement
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
+from pipeline.planner.sglang_rules import rules_for
+from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
+
+Changes = dict[str, str | None]
+
+# Highest first: a higher fraction never gives fewer tokens, so the first that fits is the best.
+_FRACTIONS = ("0.95", "0.93", "0.91", "0.89", "0.87", "0.85", "0.82", "0.78", "0.72", "0.65")
+_CHUNKS = ("8192", "4096")
+_REQUESTS = (2048, 1024, 512, 256, 128, 64, 32, 16)
+_BETWEEN = (1.5, 0.75)  # tried around the best of them
+_RANKS = (1, 2, 4, 8, 16)
+_STEPS = (1, 2, 3)
+# The longest request that the engine is asked to hold: this many standard deviations over the
+# mean, or the model's own limit. assumed: lengths fall off about as a log-normal's do
+_TAIL_DEVIATIONS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareOption:
+    """Cards of one kind in one machine."""
+
+    gpu: Gpu
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What the search may touch. The last two change what the model writes."""
+
+    mtp: bool = True
+    prefix_cache: bool = True
+    attention_dp: bool = True
+    kv_dtype: bool = False
+    state_dtype: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A launch that fits, and how many copies of it the hardware holds."""
+
+    hardware: HardwareOption
+    launch: Launch
+    sized: Sized
+    replicas: int
+    requests_a_replica: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlan:
+    """One answer of the search."""
+
+    plan: LaunchPlan
+    hardware: HardwareOption
+    replicas: int
+    requests_in_all: int
+
+
+Rank = Callable[[Candidate], float]
+
+
+def running_requests_in_all(candidate: Candidate) -> float:
+    """Requests of the expected length that run at once, over all replicas."""
+    return candidate.replicas * candidate.requests_a_replica
+
+
+def best_plans(
+    model: ModelFacts,
+    options: tuple[HardwareOption, ...],
+    lengths: ExpectedLengths,
+    limits: SearchLimits,
+    *,
+    base: LaunchFlags,
+    version: str | None = None,
+    output_tokens_cv: float = 0.5,
+    calibrations: Mapping[str, Calibration] | None = None,
+    rank: Rank = running_requests_in_all,
+    most: int = 10,
+) -> tuple[FoundPlan, ...]:
+    """The best launch of each shape that fits, best first."""
+    context = _context_length(model, lengths, output_tokens_cv)
+    found: list[tuple[float, Candidate]] = []
+    for option in options:
+        calibration = (calibrations or {}).get(option.gpu.name)
+        for shape in _shapes(model, option, limits, base):
+            candidate = _best_of_shape(
+                model, option, shape, lengths, base, context, version, calibration
+            )
+            if candidate is not None:
+                found.append((rank(candidate), candidate))
+    if not found:
+        raise PlanError(
+            f"no plan fits {model.name} on {', '.join(_named(option) for option in options)}"
+        )
+    # Equal figures: the plan with fewer flags, then the one with more tokens to spare.
+    found.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
+    plans = []
+    for _, candidate in found:
+        plan = _planned(candidate, lengths, version)
+        if plan is not None:
+            plans.append(plan)
+        if len(plans) == most:
+            break
+    return tuple(plans)
+
+
+def _named(option: HardwareOption) -> str:
+    return f"{option.count} x {option.gpu.name}"
+
+
+def _tokens(candidate: Candidate) -> int:
+    return candidate.sized.pool.tokens
+
+
+def _context_length(model: ModelFacts, lengths: ExpectedLengths, cv: float) -> int:
+    tail = lengths.output_tokens * (1 + _TAIL_DEVIATIONS * cv)
+    wanted = int(2 * lengths.prompt_tokens + tail)
+    rounded = -(-wanted // 1024) * 1024
+    return min(max(rounded, 4096), model.context_length)
+
+
+# --- what is tried ----------------------------------------------------------------------------
+
+
+def _shapes(
+    model: ModelFacts, option: HardwareOption, limits: SearchLimits, base: LaunchFlags
+) -> Iterator[Changes]:
+    """Every choice but the fraction, the chunk and the number of requests."""
+    choices = (
+        _parallel_choices(model, option, limits),
+        _draft_choices(model, limits, base),
+        _cache_choices(model, limits, base),
+        _dtype_choices(model, limits, base),
+    )
+    for parts in product(*choices):
+        merged: Changes = {}
+        for part in parts:
+            merged.update(part)
+        yield merged
+
+
+def _parallel_choices(
+    model: ModelFacts, option: HardwareOption, limits: SearchLimits
+) -> list[Changes]:
+    found: list[Changes] = []
+    for tp in _RANKS:
+        if tp > option.count or model.heads % tp:
+            continue
+        found.append({"tp-size": str(tp)})
+        # Whole attention on every rank pays where the latent is stored whole anyway.
+        if limits.attention_dp and model.uses_mla and tp > 1 and isinstance(model.ffn, Moe):
+            apart: Changes = {"dp-size": str(tp), "enable-dp-attention": ""}
+            found.append({"tp-size": str(tp), **apart})
+    return found
+
+
+def _draft_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -> list[Changes]:
+    if base.has("speculative-algorithm") or not isinstance(model.draft, BuiltInDraft):
+        return [{}]
+    found: list[Changes] = [{}]
+    if limits.mtp:
+        found += [
+            {
+                "speculative-algorithm": "EAGLE",
+                "speculative-num-steps": str(steps),
+                "speculative-eagle-topk": "1",
+                "speculative-num-draft-tokens": str(steps + 1),
+            }
+            for steps in _STEPS
+        ]
+    return found
+
+
+def _cache_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -> list[Changes]:
+    if base.has("disable-radix-cache") or base.has("mamba-radix-cache-strategy"):
+        return [{}]
+    found: list[Changes] = [{"disable-radix-cache": ""}]
+    if limits.prefix_cache:
+        found.append({})
+        if isinstance(model.state, LinearState) and model.state.kind != "conv":
+            found.append({"mamba-radix-cache-strategy": "extra_buffer"})
+            found.append({"mamba-radix-cache-strategy": "extra_buffer_lazy"})
+    return found
+
+
+def _dtype_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -> list[Changes]:
+    kv: list[Changes] = [{}]
+    if limits.kv_dtype and not base.has("kv-cache-dtype"):
+        kv.append({"kv-cache-dtype": "fp8_e4m3"})
+    state: list[Changes] = [{}]
+    if limits.state_dtype and isinstance(model.state, LinearState):
+        state.append({"mamba-ssm-dtype": "bfloat16"})
+    return [{**one, **other} for one, other in product(kv, state)]
+
+
+# --- trying one shape -------------------------------------------------------------------------
+
+
+def _best_of_shape(
+    model: ModelFacts,
+    option: HardwareOption,
+    shape: Changes,
+    lengths: ExpectedLengths,
+    base: LaunchFlags,
+    context: int,
+    version: str | None,
+    calibration: Calibration | None,
+) -> Candidate | None:
+    """The most requests that this shape runs, over chunks, requests and fractions."""
+
+    def tried(chunk: str, requests: int) -> Candidate | None:
+        wanted: Changes = {
+            "context-length": str(context),
+            "chunked-prefill-size": chunk,
+            "max-running-requests": str(requests),
+        }
+        kept = {name: value for name, value in wanted.items() if not base.has(name)}
+        line = base.changed({**kept, **shape})
+        return _highest_fraction(model, option, line, lengths, version, calibration)
+
+    limits = _request_limits(base, shape, model)
+    chunks = _CHUNKS[:1] if base.has("chunked-prefill-size") else _CHUNKS
+    found = [(tried(chunk, limit), limit) for chunk in chunks for limit in limits]
+    fitting = [(candidate, limit) for candidate, limit in found if candidate is not None]
+    if not fitting:
+        return None
+    best, limit = max(fitting, key=lambda pair: pair[0].requests_a_replica)
+    if len(limits) == 1:
+        return best
+    chunk = best.launch.flags.text("chunked-prefill-size")
+    for factor in _BETWEEN:
+        other = tried(chunk, int(limit * factor))
+        if other is not None and other.requests_a_replica > best.requests_a_replica:
+            best = other
+    return best
+
+
+def _request_limits(base: LaunchFlags, shape: Changes, model: ModelFacts) -> tuple[int, ...]:
+    """The limit only matters where states are reserved for it."""
+    reserved = isinstance(model.state, LinearState) and (
+        "disable-radix-cache" in shape or "speculative-algorithm" in shape
+    )
+    if base.has("max-running-requests") or not reserved:
+        return _REQUESTS[:1]
+    return _REQUESTS
+
+
+def _highest_fraction(
+    model: ModelFacts,
+    option: HardwareOption,
+    flags: LaunchFlags,
+    lengths: ExpectedLengths,
+    version: str | None,
+    calibration: Calibration | None,
+) -> Candidate | None:
+    fractions = (None,) if flags.has("mem-fraction-static") else _FRACTIONS
+    for fraction in fractions:
+        line = flags if fraction is None else flags.changed({"mem-fraction-static": fraction})
+        launch = _launch(model, option, line, version, calibration)
+        if launch is None:
+            return None
+        sized = assess(launch)
+        if not isinstance(sized, Sized) or judgement(launch, sized).verdict != "fits":
+            continue
+        each = requests_at(sized, lengths) * launch.ranks.attention_dp_size
+        if each < 1:
+            return None
+        ranks = launch.ranks.tp_size * launch.ranks.pp_size
+        return Candidate(
+            hardware=option,
+            launch=launch,
+            sized=sized,
+            replicas=option.count // ranks,
+            requests_a_replica=each,
+        )
+    return None
+
+
+def _launch(
+    model: ModelFacts,
+    option: HardwareOption,
+    flags: LaunchFlags,
+    version: str | None,
+    calibration: Calibration | None,
+) -> Launch | None:
+    rules, _ = rules_for(version)
+    settings = resolved(flags, model, option.gpu, rules)
+    if isinstance(settings, Refusal):
+        return None
+    return Launch(
+        model=model,
+        gpu=option.gpu,
+        flags=flags,
+        ranks=parallel_of(flags),
+        rules=rules,
+        settings=settings,
+        calibration=calibration,
+    )
+
+
+def _planned(
+    candidate: Candidate, lengths: ExpectedLengths, version: str | None
+) -> FoundPlan | None:
+    """The candidate as form 1 sees it, with the request limit that the lengths bear."""
+    launch = candidate.launch
+    flags = launch.flags.changed({"max-running-requests": str(candidate.requests_a_replica)})
+    for line in (flags, launch.flags):
+        plan = plan_launch(
+            launch.model, launch.gpu, line, version=version, lengths=lengths,
+            calibration=launch.calibration, with_advice=False,
+        )  # fmt: skip
+        each = plan.requests_at_expected_length if isinstance(plan, LaunchPlan) else 0
+        each *= launch.ranks.attention_dp_size
+        if isinstance(plan, LaunchPlan) and plan.verdict == "fits" and each:
+            return FoundPlan(
+                plan=plan,
+                hardware=candidate.hardware,
+                replicas=candidate.replicas,
+                requests_in_all=candidate.replicas * each,
+            )
+    return None

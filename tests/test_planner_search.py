@@ -1,0 +1,129 @@
+"""The search: what it returns fits, is ranked, and keeps to its limits."""
+
+import time
+
+import pytest
+
+from pipeline.errors import PlanError
+from pipeline.planner.hardware import gpu_named
+from pipeline.planner.launch_flags import LaunchFlags, parse_launch_line
+from pipeline.planner.launch_plan import ExpectedLengths, plan_launch
+from pipeline.planner.model_facts import model_facts
+from pipeline.planner.model_files import find_model
+from pipeline.planner.search import (
+    Candidate,
+    FoundPlan,
+    HardwareOption,
+    SearchLimits,
+    best_plans,
+)
+from schemas.plan import LaunchPlan, ModelFacts
+
+LENGTHS = ExpectedLengths(prompt_tokens=300, output_tokens=6000)
+MAY_CHANGE_OUTPUT = SearchLimits(kv_dtype=True, state_dtype=True)
+
+
+def facts(name: str) -> ModelFacts:
+    """A model of the catalogue."""
+    found = find_model(name, hub=False)
+    return model_facts(name, found.config, hf_quant=found.hf_quant)
+
+
+def option(gpu: str, count: int) -> HardwareOption:
+    """Cards of one kind."""
+    return HardwareOption(gpu=gpu_named(gpu), count=count)
+
+
+def search(
+    name: str, *options: HardwareOption, limits: SearchLimits | None = None, line: str = ""
+) -> tuple[FoundPlan, ...]:
+    """The best plans of a model on some hardware."""
+    base: LaunchFlags = parse_launch_line([*line.split(), "--model-path", name])
+    return best_plans(facts(name), options, LENGTHS, limits or SearchLimits(), base=base)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count"),
+    [
+        ("Qwen/Qwen3.6-27B", "rtx-pro-6000", 4),
+        ("Qwen/Qwen3-32B", "h100", 2),
+        ("deepseek-ai/DeepSeek-V3", "h200", 8),
+        ("deepseek-ai/DeepSeek-V4-Flash", "rtx-pro-6000", 4),
+        ("openai/gpt-oss-20b", "rtx-5090", 1),
+    ],
+)
+def test_every_plan_found_fits_when_it_is_explained(name: str, gpu: str, count: int) -> None:
+    found = search(name, option(gpu, count), limits=MAY_CHANGE_OUTPUT)
+    assert found
+    for item in found:
+        again = plan_launch(
+            facts(name), gpu_named(gpu), parse_launch_line(item.plan.argv), with_advice=False
+        )
+        assert isinstance(again, LaunchPlan)
+        assert again.verdict == "fits"
+        assert again.capacity == item.plan.capacity
+
+
+def test_the_best_comes_first() -> None:
+    found = search("Qwen/Qwen3-32B", option("h100", 4), option("b200", 2))
+    counts = [item.requests_in_all for item in found]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_flags_that_change_the_output_are_left_alone_unless_allowed() -> None:
+    careful = search("Qwen/Qwen3.6-27B", option("rtx-pro-6000", 1))
+    words = {word for item in careful for word in item.plan.argv}
+    assert words.isdisjoint({"--kv-cache-dtype", "--mamba-ssm-dtype", "--quantization"})
+    free = search("Qwen/Qwen3.6-27B", option("rtx-pro-6000", 1), limits=MAY_CHANGE_OUTPUT)
+    assert free[0].requests_in_all > careful[0].requests_in_all
+
+
+def test_flags_of_the_run_file_are_kept() -> None:
+    line = "--mem-fraction-static 0.8 --chunked-prefill-size 2048 --disable-radix-cache"
+    for item in search("Qwen/Qwen3.6-27B", option("h200", 1), line=line):
+        assert item.plan.settings.mem_fraction_static == 0.8
+        assert item.plan.settings.chunked_prefill_size == 2048
+        assert item.plan.settings.disable_radix_cache
+
+
+def test_mtp_may_be_ruled_out() -> None:
+    found = search("Qwen/Qwen3.6-27B", option("h200", 1), limits=SearchLimits(mtp=False))
+    assert not any("--speculative-algorithm" in item.plan.argv for item in found)
+
+
+def test_another_rank_reorders_the_plans() -> None:
+    def most_speculative(candidate: Candidate) -> float:
+        return float(candidate.launch.flags.number("speculative-num-draft-tokens") or 0)
+
+    name = "Qwen/Qwen3.6-27B"
+    found = best_plans(
+        facts(name), (option("h200", 1),), LENGTHS, SearchLimits(),
+        base=parse_launch_line(["--model-path", name]), rank=most_speculative,
+    )  # fmt: skip
+    assert found[0].plan.settings.speculation.num_draft_tokens == 4  # type: ignore[union-attr]  # speculation is on
+
+
+def test_nothing_that_fits_is_one_line() -> None:
+    with pytest.raises(PlanError, match=r"no plan fits .* on 1 x GeForce RTX 5090"):
+        search("deepseek-ai/DeepSeek-V3", option("rtx-5090", 1))
+
+
+def test_a_search_of_hundreds_of_launches_takes_under_a_second() -> None:
+    model, hardware = facts("Qwen/Qwen3.6-27B"), (option("rtx-pro-6000", 4),)
+    base = parse_launch_line(["--model-path", "x"])
+    began = time.perf_counter()
+    best_plans(model, hardware, LENGTHS, MAY_CHANGE_OUTPUT, base=base)
+    # About 3,000 launches on an idle core take half of this.
+    assert time.perf_counter() - began < 3
+
+
+def test_a_plan_with_its_advice_takes_under_50_ms() -> None:
+    model, gpu = facts("Qwen/Qwen3.6-27B"), gpu_named("rtx-pro-6000")
+    line = "--mem-fraction-static 0.8 --speculative-algorithm EAGLE --disable-radix-cache"
+    flags = parse_launch_line(line.split())
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        plan_launch(model, gpu, flags, version="0.5.12")
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.05
