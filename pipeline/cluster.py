@@ -141,16 +141,18 @@ class Coordinator:
     # -- inside
 
     def _ask_back(self, hungry: str) -> None:
-        """An idle worker takes over half of the rows that the fullest one has not started."""
+        """An idle worker takes over half of the rows that the fullest one has not started.
+
+        A worker that was asked already is not asked again before it has answered.
+        """
         spare = {
-            report.worker_id: report.not_started - self._asked_back.get(report.worker_id, 0)
+            report.worker_id: report.not_started
             for report in self._reports.values()
-            if report.worker_id != hungry and report.state == "running"
+            if report.worker_id not in {hungry, *self._asked_back} and report.state == "running"
         }
         fullest = max(spare, key=lambda worker_id: spare[worker_id], default=None)
         if fullest is not None and spare[fullest] > 0:
-            rows = math.ceil(spare[fullest] / 2)
-            self._asked_back[fullest] = self._asked_back.get(fullest, 0) + rows
+            self._asked_back[fullest] = math.ceil(spare[fullest] / 2)
 
     def _give_up(self, rows: list[int], cause: str) -> None:
         """List rows whose shard lost its worker too often."""

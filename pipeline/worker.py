@@ -335,7 +335,13 @@ class Worker:
         )
 
     async def _give_back_rows(self, num_rows: int) -> None:
-        """Return up to `num_rows` rows from the end of the queue that no engine was asked for."""
+        """Return up to `num_rows` rows from the end of the queue that no engine was asked for.
+
+        Half of the queue stays, whatever was asked by an older report, and those who wait lease
+        before this worker does, which would else take its own rows back.
+        """
+        num_rows = min(num_rows, len(self._queue) // 2)
+        self._next_lease_s = monotonic() + 2 * _IDLE_POLL_S
         first: dict[LeaseKey, int] = {}
         while num_rows > 0 and self._queue and not self._queue[-1].started_at_s:
             row = self._queue.pop()

@@ -311,9 +311,9 @@ def test_second_driver_is_refused_while_the_first_lives(tmp_path: Path, cluster:
 
 def test_idle_worker_takes_over_rows_that_have_not_started(tmp_path: Path, cluster: str) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
-        return Reply(body=answer(request, number).body, delay_s=0.5)
+        return Reply(body=answer(request, number).body, delay_s=0.2)
 
-    with serving(ScriptedServer(script=slow)) as one, serving(ScriptedServer()) as two:
+    with serving(ScriptedServer(script=slow)) as one, serving(ScriptedServer(script=slow)) as two:
         run = new_run(
             tmp_path,
             questions(100),
@@ -326,8 +326,8 @@ def test_idle_worker_takes_over_rows_that_have_not_started(tmp_path: Path, clust
     each_once(run, 100)
     # One worker leases the only shard; by itself it would have asked its own server for all.
     assert len(one.requests) + len(two.requests) == 100
-    assert one.requests
-    assert two.requests
+    assert len(one.requests) >= 20
+    assert len(two.requests) >= 20
 
 
 def test_engine_stays_full_and_never_overfull(tmp_path: Path, cluster: str) -> None:

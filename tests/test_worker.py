@@ -313,7 +313,7 @@ def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
 
     async def lease_give_back_and_go_on() -> None:
         await at.worker._lease()
-        await at.worker._give_back_rows(3)
+        await at.worker._give_back_rows(1)
         await at.worker.run()
 
     asyncio.run(lease_give_back_and_go_on())
@@ -332,6 +332,21 @@ def test_rows_asked_back_are_given_back_from_the_end(desk: MakeDesk) -> None:
     lease = at.book.ledger.lease("w1", now_s=monotonic())
     assert lease is not None
     assert lease.rows == (6, 7, 8, 9)
+
+
+def test_half_of_the_queue_stays_however_much_is_asked_back(desk: MakeDesk) -> None:
+    # Asked for all by an older report, a worker would run dry and lease its own rows anew.
+    at = desk(prompts_of(10), FakeEngine(), work={"shard_rows": 10})
+
+    async def lease_and_give_back() -> None:
+        await at.worker._lease()
+        await at.worker._give_back_rows(10)
+        at.worker._lease_if_short()
+
+    asyncio.run(lease_and_give_back())
+    assert [row.number for row in at.worker._queue] == [0, 1, 2, 3, 4]
+    assert at.worker._leasing is None
+    assert at.book.ledger.counts().shards_pending == 1
 
 
 def test_worker_taken_for_dead_drops_its_rows(desk: MakeDesk) -> None:
