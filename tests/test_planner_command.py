@@ -72,6 +72,8 @@ def test_json_has_every_key_of_the_interface(capsys: pytest.CaptureFixture[str])
     assert made["verdict"] == "does_not_fit"
     assert "no_buffer" in made["message"]
     # what would follow if the strategy it asks for were given: 48 x 4 x 0.14337 GiB of states
+    assert made["stage"] == "state_pool"
+    assert "Not enough memory" in made["message"].splitlines()[1]
     assert made["intermediate_state_gib"] == pytest.approx(27.53, abs=0.01)
     assert made["max_running_requests"] == 0
     assert made["advice"][0]["value"] == "extra_buffer"

@@ -56,7 +56,10 @@ def plan_json(plan: LaunchPlan | RefusedPlan) -> dict[str, Any]:
 
 
 def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
-    """A refusal has a message and no figures; the keys stay, so that a reader finds them."""
+    """A refusal has a message and no figures; the keys stay, so that a reader finds them.
+
+    Where one flag mends it, figures, stage and a second line of the message say what would follow.
+    """
     figures = dict.fromkeys(
         (
             "free_before_load_gib", "weights_gib", "draft_weights_gib", "mem_fraction_static",
@@ -67,16 +70,19 @@ def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
         )
     )  # fmt: skip
     warnings, advice = [], []
+    message, stage = plan.message, None
     other = plan.with_tracked_states
     if other is not None:
         whole = plan_json(other)
         figures = {name: whole[name] for name in figures}
         warnings = [_tracked_note(other), *other.warnings]
         advice = [_advice_json(_TRACKED)]
+        stage = other.stage
+        message = "\n".join(filter(None, (plan.message, other.message)))
     return {
         "verdict": "does_not_fit",
-        "stage": None,
-        "message": plan.message,
+        "stage": stage,
+        "message": message,
         "model": plan.model,
         "gpu": plan.gpu.name,
         "gpu_total_gib": _gib(plan.gpu.total_bytes),
