@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import checkpoint
+from pipeline import worker as worker_module
 from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError
 from pipeline.intake import FrozenPrompts, freeze
@@ -90,7 +91,10 @@ MakeDesk = Callable[..., Desk]
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> MakeDesk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDesk:
+    for interval in ("_IDLE_POLL_S", "_BEAT_S", "_TICK_S"):
+        monkeypatch.setattr(worker_module, interval, 0.02)
+
     def make(prompts: list[Prompt], fake: FakeEngine, **settings: object) -> Desk:
         folder = Folder(tmp_path)
         for name in ("data", "staging", "logs"):
@@ -411,7 +415,7 @@ def test_engine_that_refuses_all_comers_is_left_alone_for_as_long_as_it_says(
 
 def test_drained_worker_publishes_what_is_finished_and_starts_nothing(desk: MakeDesk) -> None:
     def stop_at_ten(request: Request) -> Outcome:
-        if len(at.engine.requests) == 10:
+        if len(at.engine.requests) >= 10:
             at.worker.stop()
         return echo(request)
 
