@@ -93,7 +93,12 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
     lengths = ExpectedLengths(
         prompt_tokens=options.prompt_tokens, output_tokens=options.output_tokens
     )
-    model = _model(flags.model_path, options.model_config, options.weights_format)
+    model = _model(
+        flags.model_path,
+        options.model_config,
+        options.weights_format,
+        overrides=flags.text("json-model-override-args"),
+    )
 
     def planned(calibration: "Calibration | None") -> "LaunchPlan | RefusedPlan":
         return plan_launch(
@@ -125,7 +130,10 @@ def _card(name: str | None, memory_gib: float | None) -> "Gpu":
         return gpu_of_memory(memory_gib, name)
 
 
-def _model(name: str, config: Path | None, weights_format: str | None) -> "ModelFacts":
+def _model(
+    name: str, config: Path | None, weights_format: str | None, *, overrides: str = ""
+) -> "ModelFacts":
+    """The model's facts; `overrides` is the JSON of --json-model-override-args."""
     from pipeline.planner.model_facts import model_facts
     from pipeline.planner.model_files import find_model, read_model
 
@@ -135,11 +143,21 @@ def _model(name: str, config: Path | None, weights_format: str | None) -> "Model
     files = read_model(config) if config else find_model(name)
     return model_facts(
         name,
-        files.config,
+        {**files.config, **_overriding(overrides)},
         hf_quant=files.hf_quant,
         weights_format=weights_format,
         checkpoint_bytes=files.checkpoint_bytes,
     )
+
+
+def _overriding(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
+    if not isinstance(fields, dict):
+        raise PlanError("--json-model-override-args must be a JSON object")
+    return fields
 
 
 def _shown(

@@ -275,3 +275,31 @@ def test_form_1_needs_neither_ray_nor_pydantic() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [
+            "--gpu",
+            "h100",
+            "--",
+            'sglang serve --model-path "Qwen/Qwen3-8B --tp 2',
+        ],
+        ["--gpu-memory-gib", "inf", "--", "--model-path", "Qwen/Qwen3-8B"],
+    ],
+)
+def test_line_that_cannot_be_read_is_one_line(
+    capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    assert main(line) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_config_override_of_the_launch_line_is_applied(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--gpu", "h100", "--json", "--", "--model-path", "Qwen/Qwen3-8B"]
+    longer = ["--json-model-override-args", '{"max_position_embeddings": 131072}']
+    made = json.loads(printed(capsys, *line, *longer, "--context-length", "131072"))
+    assert (made["verdict"], made["context_length"]) == ("fits", 131_072)
+    assert main([*line, "--json-model-override-args", "{bad"]) == 2
+    assert "--json-model-override-args is not JSON" in capsys.readouterr().err

@@ -347,3 +347,29 @@ def test_an_unknown_architecture_is_marginal_with_the_reason() -> None:
 def test_a_multimodal_wrapper_is_read_through() -> None:
     made = model_facts("x", {"architectures": ["QwenForX"], "text_config": LLAMA})
     assert made.hidden_size == 1024
+
+
+@pytest.mark.parametrize(
+    ("architecture", "lacking"),
+    [
+        ("DeepseekV3ForCausalLM", "kv_lora_rank"),
+        ("Qwen3_5ForConditionalGeneration", "linear_num_value_heads"),
+        ("Qwen3NextForCausalLM", "linear_num_value_heads"),
+        ("Qwen3MoeForCausalLM", "n_routed_experts"),
+    ],
+)
+def test_config_that_lacks_what_its_family_is_made_of_is_refused(
+    architecture: str, lacking: str
+) -> None:
+    dense = {
+        "architectures": [architecture],
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "vocab_size": 1000,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "max_position_embeddings": 4096,
+    }
+    with pytest.raises(PlanError, match=f"lacks '{lacking}'"):
+        model_facts("m", dense)

@@ -21,7 +21,8 @@ _RANKS = (2, 4, 8, 16)
 
 def advice_for(launch: Launch, outcome: Stopped | Sized, judged: Judgement) -> tuple[Advice, ...]:
     """What would make the launch fit; for one that fits, what would run more requests."""
-    if judged.verdict == "fits":
+    if judged.verdict == "fits" or (judged.stage is None and judged.doubts):
+        # Only doubts about the model or the release: no flag takes those away.
         return tuple(_more_requests(launch, outcome))
     return (*_fraction_advice(launch, judged), *_other_advice(launch))
 

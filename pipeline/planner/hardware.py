@@ -5,6 +5,7 @@ CUDA hands out. This module knows nothing about models or launches.
 """
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,7 @@ def gpu_named(text: str) -> Gpu:
 
 def gpu_of_memory(gib: float, name: str = "") -> Gpu:
     """A card that the catalogue lacks, known by its memory alone."""
-    if not gib > 0:
+    if not 0 < gib < math.inf:
         raise PlanError(f"--gpu-memory-gib must be above 0, got {gib}")
     return Gpu(
         name=name or f"unlisted GPU with {gib:g} GiB",

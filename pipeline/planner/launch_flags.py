@@ -160,7 +160,11 @@ def _words(tokens: Sequence[str]) -> list[str]:
     words: list[str] = []
     for token in tokens:
         if re.search(r"\s", token.strip()) and _is_line(token):
-            words += shlex.split(token.replace("\\\n", " ").replace("\\\r\n", " "), comments=True)
+            line = token.replace("\\\n", " ").replace("\\\r\n", " ")
+            try:
+                words += shlex.split(line, comments=True)
+            except ValueError as error:
+                raise PlanError(f"the launch line cannot be read: {error}") from None
         else:
             words.append(token.strip())
     return [word for word in words if word not in ("", "\\", "&&", ";")]

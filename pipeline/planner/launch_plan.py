@@ -96,7 +96,6 @@ def _with_tracked_states(
     tracked = flags.changed({"mamba-radix-cache-strategy": "extra_buffer"})
     plan = plan_launch(
         model, gpu, tracked, version=version, lengths=lengths, calibration=calibration,
-        with_advice=False,
     )  # fmt: skip
     return plan if isinstance(plan, LaunchPlan) else None
 

@@ -80,9 +80,11 @@ def _facts(
     checkpoint_bytes: int,
 ) -> ModelFacts:
     fields = ConfigFields(config)
+    architecture = fields.architecture()
+    for needed in _needed_fields(architecture):
+        fields.need(*needed)
     layers = _num_layers(fields)
     ffn = _ffn(fields)
-    architecture = fields.architecture()
     cache = _cache(fields, architecture, layers)
     state = _state(fields, layers)
     return ModelFacts(
@@ -111,6 +113,30 @@ def _facts(
         nearest_family=not _is_known(architecture),
         assumptions=_assumptions(fields, architecture),
     )
+
+
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+_LINEAR_STATE = tuple(
+    (f"linear_{field}",)
+    for field in ("num_value_heads", "num_key_heads", "value_head_dim", "key_head_dim")
+)
+_NEEDED_BY_ARCHITECTURE = (
+    ("DeepseekV32", (("kv_lora_rank",), _EXPERTS)),
+    ("DeepseekV3", (("kv_lora_rank",), _EXPERTS)),
+    ("DeepseekV4", (_EXPERTS,)),
+    ("DeepseekV2", (("kv_lora_rank",),)),
+    ("KimiK2", (("kv_lora_rank",), _EXPERTS)),
+    ("Qwen3_5Moe", (*_LINEAR_STATE, _EXPERTS)),
+    ("Qwen3_5", _LINEAR_STATE),
+    ("Qwen3Next", (*_LINEAR_STATE, _EXPERTS)),
+    ("Qwen3Moe", (_EXPERTS,)),
+)
+"""Fields whose absence would make another, smaller model of one of these, by the first match."""
+
+
+def _needed_fields(architecture: str) -> tuple[tuple[str, ...], ...]:
+    found = (needed for name, needed in _NEEDED_BY_ARCHITECTURE if architecture.startswith(name))
+    return next(found, ())
 
 
 def _num_layers(fields: ConfigFields) -> int:

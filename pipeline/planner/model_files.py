@@ -94,8 +94,9 @@ def _checkpoint_bytes(folder: Path) -> int:
     """Bytes of all tensors: the index's total, else the sum over the files' headers."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        total = (_read(index).get("metadata") or {}).get("total_size")
-        if isinstance(total, int | float):
+        metadata = _read(index).get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if isinstance(total, int | float) and total > 0:
             return int(total)
     return sum(_header_bytes(path) for path in sorted(folder.glob("*.safetensors")))
 

@@ -76,7 +76,7 @@ def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
         whole = plan_json(other)
         figures = {name: whole[name] for name in figures}
         warnings = [_tracked_note(other), *other.warnings]
-        advice = [_advice_json(_TRACKED)]
+        advice = [_advice_json(advice) for advice in (_TRACKED, *other.advice)]
         stage = other.stage
         message = "\n".join(filter(None, (plan.message, other.message)))
     return {
