@@ -29,7 +29,8 @@ check: $(STAMP) ## format, lint, types and tests: what CI runs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: $(STAMP) ## measure memory and speed with a million prompts (minutes)
+bench: $(STAMP) ## measure the planner, and memory with a million prompts (minutes)
+	$(BIN)/python -m benchmarks.planner
 	$(BIN)/python -m benchmarks.million_prompts
 
 status: $(STAMP) ## how far the demo is, or FOLDER=...

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -247,7 +246,7 @@ def test_a_run_file_may_be_overridden(capsys: pytest.CaptureFixture[str], tmp_pa
 # --- the process ------------------------------------------------------------------------------
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, runpy; sys.argv = ['plan', '--help']\n"
         "try: runpy.run_module('jobs.plan', run_name='__main__')\n"
@@ -255,13 +254,11 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "bad = {'ray', 'datasets', 'pydantic', 'pyarrow', 'yaml'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "RUN.yaml" in done.stdout
-    assert time.perf_counter() - began < 2  # 0.1 s on an idle core
 
 
 def test_form_1_needs_neither_ray_nor_pydantic() -> None:

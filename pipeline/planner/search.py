@@ -95,6 +95,11 @@ def best_plans(
     most: int = 10,
 ) -> tuple[FoundPlan, ...]:
     """The best launch of each shape that fits, best first."""
+    if lengths.total_tokens() > model.context_length:
+        raise PlanError(
+            f"lengths: {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens "
+            f"are more than the {model.context_length} that {model.name} holds"
+        )
     context = _context_length(model, lengths, output_tokens_cv)
     found: list[tuple[float, Candidate]] = []
     for option in options:
@@ -144,7 +149,7 @@ def _shapes(
 ) -> Iterator[Changes]:
     """Every choice but the fraction, the chunk and the number of requests."""
     choices = (
-        _parallel_choices(model, option, limits),
+        _parallel_choices(model, option, limits, base),
         _draft_choices(model, limits, base),
         _cache_choices(model, limits, base),
         _dtype_choices(model, limits, base),
@@ -157,10 +162,16 @@ def _shapes(
 
 
 def _parallel_choices(
-    model: ModelFacts, option: HardwareOption, limits: SearchLimits
+    model: ModelFacts, option: HardwareOption, limits: SearchLimits, base: LaunchFlags
 ) -> list[Changes]:
+    if base.has("dp-size") and not base.has("enable-dp-attention"):
+        raise PlanError(
+            "engine.flags: --dp-size multiplies the cards of a launch; leave it out, the search "
+            "counts replicas"
+        )
+    given = base.number("tp-size")
     found: list[Changes] = []
-    for tp in _RANKS:
+    for tp in _RANKS if given is None else (given,):
         if tp > option.count or model.heads % tp:
             continue
         found.append({"tp-size": str(tp)})
@@ -254,8 +265,9 @@ def _best_of_shape(
 
 def _request_limits(base: LaunchFlags, shape: Changes, model: ModelFacts) -> tuple[int, ...]:
     """The limit only matters where states are reserved for it."""
-    reserved = isinstance(model.state, LinearState) and (
-        "disable-radix-cache" in shape or "speculative-algorithm" in shape
+    reserving = ("disable-radix-cache", "speculative-algorithm")
+    reserved = isinstance(model.state, LinearState) and any(
+        flag in shape or base.has(flag) for flag in reserving
     )
     if base.has("max-running-requests") or not reserved:
         return _REQUESTS[:1]
