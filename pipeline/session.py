@@ -14,7 +14,7 @@ from pipeline import checkpoint
 from pipeline.checkpoint import DoneRows
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.intake import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
-from pipeline.prompts import PromptStream, input_fingerprint, read_prompts
+from pipeline.prompts import input_fingerprint, read_prompts
 from pipeline.shards import DONE
 from pipeline.storage import Folder
 from schemas.config import RunFile
@@ -151,11 +151,6 @@ def _told(prompts: Iterable[Prompt], log: Callable[[str], None]) -> Iterator[Pro
         if number % _PROGRESS_ROWS == 0:
             log(f"event=reading_prompts rows={number}")
         yield prompt
-
-
-def open_input(config: RunFile) -> PromptStream:
-    """The input without freezing it, for a dry run."""
-    return read_prompts(config.prompts)
 
 
 # -- the folder's run
