@@ -13,6 +13,7 @@ FLOORS = (
     ("pipeline.errors",),
     ("schemas.prompt", "schemas.shard", "schemas.manifest"),
     ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan"),
+    ("schemas.estimate",),
     ("schemas.session",),
     ("pipeline.planner",),
     ("pipeline.storage",),

@@ -1,0 +1,203 @@
+"""How fast, how long, how much: what the estimate learns about a job, in the order it is learned.
+
+Rates are output tokens, never prompt and output together. A band is the p10, p50 and p90 of what
+is not known.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.plan import BudgetRow
+
+PriceKind = Literal["on_demand", "spot", "own"]
+ReadingInput = Literal["running_requests", "step_time", "accept_length", "prefill_share"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The middle 80 % of a figure that is not known."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one GPU costs an hour, where that was read and when."""
+
+    kind: PriceKind
+    low_usd_per_gpu_hour: float
+    usd_per_gpu_hour: float
+    high_usd_per_gpu_hour: float
+    source: str
+    date: str
+    stale: bool
+    """More than 90 days old, or of no known date."""
+
+
+# --- lengths -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLengths:
+    """Completion lengths in tokens, as written: cut at the limit."""
+
+    mean_tokens: float
+    cv: float
+    """Standard deviation over mean."""
+    limit_tokens: int
+    at_limit_fraction: float
+    mean_relative_error: float
+    """Standard error of the mean over the mean: what is not known about it."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLengths:
+    """Prompt lengths in tokens."""
+
+    mean_tokens: float
+    cv: float
+    sampled: int
+    """Prompts that were counted; 0 where the mean is the run file's word."""
+    source: str
+
+
+# --- rate --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Where the seconds of one decode step go (of one verify step and its drafts, with MTP)."""
+
+    dense_s: float
+    experts_s: float
+    attention_s: float
+    communication_s: float
+    overhead_s: float
+    draft_s: float
+
+    def step_s(self) -> float:
+        """The whole step."""
+        return (
+            self.dense_s + self.experts_s + self.attention_s
+            + self.communication_s + self.overhead_s + self.draft_s
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePoint:
+    """One point of tokens/s against running requests, of one replica."""
+
+    running_requests: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateCurve:
+    """Tokens/s against running requests for MTP on or off, each up to its own cap."""
+
+    mtp: bool
+    cap_requests: int
+    points: tuple[RatePoint, ...]
+
+
+# --- the job -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """One input that was assumed, what it may be, and what would settle it."""
+
+    name: str
+    value: str
+    source: str
+    variance_share: float
+    """Its part of the variance of log days, 0 to 1."""
+    measure: str
+    """The measurement that would narrow it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPlan:
+    """The launch that one kind of card runs."""
+
+    gpu: str
+    num_gpus: int
+    tp_size: int
+    replicas: int
+    mtp: bool
+    num_draft_tokens: int
+    prefix_cache: bool
+    cap_requests: int
+    """Requests that one replica can run at once."""
+    running_requests: float
+    """Requests that one replica runs on average: the cap times the occupancy."""
+    limited_by: str
+    retraction_risk: bool
+    """The p99 of the summed lengths is more than the KV pool holds."""
+    argv: tuple[str, ...]
+    budget: tuple[BudgetRow, ...]
+    step: StepParts
+    prefill_share: float
+    """Of device time."""
+    tokens_per_s_per_gpu: Band
+    curves: tuple[RateCurve, ...]
+    break_even_requests: int | None
+    """Running requests above which MTP gives less than none; None where the model has no MTP."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dollars:
+    """The bill at one price."""
+
+    price: Price
+    usd: Band
+    usd_per_million_tokens: Band
+    preemption_usd: float
+    """Of the p50: work lost to preemptions, and starting again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareEstimate:
+    """One hardware option: its plans, and what the whole job takes on it."""
+
+    option: str
+    """As a person would write it: `7 x B200`, `4 x RTX PRO 6000 + 2 x B200`."""
+    num_gpus: int
+    plans: tuple[ChosenPlan, ...]
+    tokens_per_s: Band
+    days: Band
+    gpu_hours: Band
+    start_hours: float
+    tail_hours: float
+    restart_hours: float
+    """Of the p50: hours that restarts cost."""
+    bills: tuple[Dollars, ...]
+    assumptions: tuple[Assumption, ...]
+    """Widest first."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfitOption:
+    """An option that runs no plan, and why."""
+
+    option: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEstimate:
+    """Every option for one run, cheapest a million tokens first."""
+
+    model: str
+    num_completions: int
+    prompt_lengths: PromptLengths
+    output_lengths: OutputLengths
+    options: tuple[HardwareEstimate, ...]
+    unfit: tuple[UnfitOption, ...]
+    assumptions: tuple[Assumption, ...]
+    """The three that widen the first option's band most."""
