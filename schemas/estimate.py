@@ -23,6 +23,23 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpeed:
+    """What one card can move and multiply at best. TFLOPS are dense; 0: no such units."""
+
+    memory_bytes_per_s: float
+    bf16_flops: float
+    fp8_flops: float
+    fp4_flops: float
+    vector_flops: float
+    """In fp32, outside the tensor cores: what widens narrow weights."""
+    link_bytes_per_s: float
+    """To another card of the node, in one direction."""
+    nvlink: bool
+    vcpus_per_gpu: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What one GPU costs an hour, where that was read and when."""
 

@@ -224,6 +224,8 @@ class ModelFacts:
     head_dim: int
     context_length: int
     uses_mla: bool
+    sparse_topk_tokens: int
+    """Cached tokens that a step attends to; 0 where it attends to all."""
     tied_embeddings: bool
     cache: KvLayout
     state: StateLayout
@@ -232,6 +234,8 @@ class ModelFacts:
     draft: NoDraft | BuiltInDraft
     tensors: tuple[TensorGroup, ...]
     format: CheckpointFormat
+    multiplied_in_16_bits: bool
+    """Four-bit weights are widened before they are multiplied."""
     checkpoint_bytes: int
     nearest_family: bool
     assumptions: tuple[str, ...]

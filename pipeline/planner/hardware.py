@@ -9,14 +9,19 @@ import math
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PlanError
+from schemas.estimate import GpuSpeed
 from schemas.plan import Gpu
 
 GIB = 1 << 30
 MIB = 1 << 20
 
 _DATA = Path(__file__).with_name("data") / "gpus.json"
+# What a PCIe 5 x16 slot gives between cards. measured: peer writes on RTX PRO 6000 boards, 53-56
+# GB/s on one socket and 39-51 across two (rtx6kpro, 2026-05-17)
+_PCIE_GB_PER_S = 50
 # Words that tell no card from another, in the names of vendors and of cloud catalogues.
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
@@ -66,6 +71,39 @@ def gpu_with_memory(gpu: Gpu, gib: float) -> Gpu:
         unified_memory=gpu.unified_memory,
         known=gpu.known,
     )
+
+
+def speed_of(gpu: Gpu) -> GpuSpeed:
+    """What the card can move and multiply; a card known by its memory alone has no speed."""
+    entry = _entries_by_name().get(gpu.name)
+    if entry is None:
+        raise PlanError(
+            f"no speed is known for {gpu.name!r}; known: {', '.join(sorted(_catalogue()))}"
+        )
+    speed = entry["speed"]
+    nvlink = speed["nvlink_gb_per_s"] > 0
+    link = speed["nvlink_gb_per_s"] if nvlink else min(speed["pcie_gb_per_s"], _PCIE_GB_PER_S)
+    return GpuSpeed(
+        memory_bytes_per_s=speed["memory_gb_per_s"] * 1e9,
+        bf16_flops=speed["bf16_tflops"] * 1e12,
+        fp8_flops=(speed["fp8_tflops"] or 0) * 1e12,
+        fp4_flops=(speed["fp4_tflops"] or 0) * 1e12,
+        vector_flops=speed["vector_tflops"] * 1e12,
+        link_bytes_per_s=link * 1e9,
+        nvlink=nvlink,
+        vcpus_per_gpu=entry["node_vcpus_per_gpu"],
+        source=speed["source"],
+    )
+
+
+def gpu_keys() -> tuple[str, ...]:
+    """Every card of the catalogue, by its short name."""
+    return tuple(_catalogue())
+
+
+@cache
+def _entries_by_name() -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads(_DATA.read_text())["gpus"]}
 
 
 @cache

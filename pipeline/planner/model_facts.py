@@ -11,6 +11,7 @@ from pipeline.errors import PlanError
 from pipeline.planner.attention_tensors import index_layers
 from pipeline.planner.config_fields import ConfigFields
 from pipeline.planner.formats import checkpoint_format
+from pipeline.planner.quant_config import multiplied_in_16_bits
 from pipeline.planner.tensors import draft_tensors, target_tensors, vision_params
 from schemas.plan import (
     BlockSparseCache,
@@ -99,6 +100,7 @@ def _facts(
         head_dim=_head_dim(fields),
         context_length=fields.need("max_position_embeddings", "seq_length", "max_seq_len"),
         uses_mla=isinstance(cache, MlaCache | SparseMlaCache),
+        sparse_topk_tokens=_sparse_topk(fields, cache),
         tied_embeddings=_tied(fields),
         cache=cache,
         state=state,
@@ -109,6 +111,7 @@ def _facts(
         format=checkpoint_format(
             name, config, hf_quant, told=weights_format, moe=isinstance(ffn, Moe)
         ),
+        multiplied_in_16_bits=multiplied_in_16_bits(config, hf_quant),
         checkpoint_bytes=checkpoint_bytes,
         nearest_family=not _is_known(architecture),
         assumptions=_assumptions(fields, architecture),
@@ -132,6 +135,17 @@ _NEEDED_BY_ARCHITECTURE = (
     ("Qwen3Moe", (_EXPERTS,)),
 )
 """Fields whose absence would make another, smaller model of one of these, by the first match."""
+
+
+def _sparse_topk(fields: ConfigFields, cache: KvLayout) -> int:
+    if isinstance(cache, BlockSparseCache):
+        sparse = fields.section("sparse_attention_config")
+        # The published MiniMax-M3 config: 16 blocks of 128 tokens.
+        blocks = int(sparse.get("sparse_topk_blocks") or 16)
+        return blocks * int(sparse.get("sparse_block_size") or 128)
+    if isinstance(cache, SparseMlaCache | CompressedCache):
+        return fields.number("index_topk", default=2048)
+    return 0
 
 
 def _needed_fields(architecture: str) -> tuple[tuple[str, ...], ...]:

@@ -41,6 +41,23 @@ def config_format(
     return None
 
 
+def multiplied_in_16_bits(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> bool:
+    """Whether four-bit floats are stored but not multiplied: activations stay in 16 bits."""
+    text = config.get("text_config") or {}
+    quant = config.get("quantization_config") or text.get("quantization_config") or {}
+    if any("W4A16" in str(part) for part in ((hf_quant or {}).get("quantization"), quant)):
+        return True
+    groups = quant.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return False
+    four_bit = [
+        group
+        for group in groups.values()
+        if isinstance(group, Mapping) and (group.get("weights") or {}).get("num_bits") == 4
+    ]
+    return bool(four_bit) and not any(group.get("input_activations") for group in four_bit)
+
+
 def _fp8(quant: Mapping[str, Any], config: Mapping[str, Any]) -> CheckpointFormat:
     base: WeightFormat = "fp8-block" if quant.get("weight_block_size") else "fp8"
     rules = _ignored(quant, "modules_to_not_convert")

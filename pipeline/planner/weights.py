@@ -116,7 +116,7 @@ def _built_in_draft(
         layers *= _V4_DSPARK_LAYERS / model.draft.layers
     vocabulary = [group for group in model.tensors if group.shard in ("embedding", "head")]
     # The draft keeps its copies in the model's own type until it is handed the target's.
-    copies = sum(2 * group.params * _share(group, model, ranks) for group in vocabulary)
+    copies = sum(2 * group.params * rank_share(group, model, ranks) for group in vocabulary)
     return DraftWeights(resident_bytes=int(layers), freed_bytes=int(copies))
 
 
@@ -168,7 +168,7 @@ def _sum(
     for group in groups:
         if group.shard == "vision" and text_only(flags):
             continue
-        size = group.params * _share(group, model, ranks)
+        size = group.params * rank_share(group, model, ranks)
         size *= _group_bytes(group, model.format, model, flags, rules)
         if ranks.pp_size > 1 and group.shard in ("embedding", "head"):
             ends.append(size)
@@ -184,7 +184,9 @@ def _stage_share(group: TensorGroup, ranks: Parallel) -> float:
     return math.ceil(group.layers / ranks.pp_size) / group.layers
 
 
-def _share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
+def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
+    """The part of a group that one rank holds."""
+    """The part of a group that one rank holds."""
     attention = 1 / ranks.attention_tp_size
     tensor = 1 / ranks.tp_size
     if group.shard == "attention":

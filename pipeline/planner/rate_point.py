@@ -1,0 +1,167 @@
+"""One point: a model on so many GPUs, at so many running requests → its rate and its step.
+
+What `jobs.estimate --point` answers, and what the readings are scored against. The number of
+running requests is taken as given: whether they fit is the planner's question.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.errors import PlanError
+from pipeline.planner.fitted_kernels import FITTED
+from pipeline.planner.hardware import gpu_named, speed_of
+from pipeline.planner.launch_flags import parse_launch_line
+from pipeline.planner.model_facts import model_facts
+from pipeline.planner.model_files import find_model
+from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resolution import Refusal, resolved
+from pipeline.planner.sglang_rules import rules_for
+from pipeline.planner.state_pool import slot_bytes, ssm_dtype
+from pipeline.planner.step_time import Kernels, Replica, replica_of
+from pipeline.planner.throughput import Rate, Workload, rate_at
+from schemas.plan import Gpu, LinearState, ModelFacts, Moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointQuery:
+    """A point as a person would write it. `running_requests` counts over all GPUs."""
+
+    model: str
+    gpu: str
+    num_gpus: int
+    tp_size: int
+    dp_size: int = 1
+    dtype: str | None = None
+    running_requests: float
+    input_tokens: float
+    output_tokens: float
+    output_cv: float = 0.0
+    """0: every completion has the same length, as in benchmarks."""
+    accept_length: float | None = None
+    num_draft_tokens: int | None = None
+    sglang_version: str | None = None
+
+
+# Formats by the words that people use for them.
+_FORMATS = {
+    "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "auto": None,
+    "fp8": "fp8", "fp8-block": "fp8-block", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+    "fp4": "nvfp4", "nvfp4": "nvfp4", "w4a16": "nvfp4", "nvfp4-w4a16": "nvfp4",
+    "int4": "int4", "awq": "int4-awq", "int4-awq": "int4-awq", "gptq": "int4-gptq",
+    "int4-gptq": "int4-gptq", "int8": "fp8", "w8a8": "fp8",
+}  # fmt: skip
+
+
+def rate_at_point(query: PointQuery, kernels: Kernels = FITTED) -> Rate:
+    """The rate of one GPU, and the step behind it."""
+    replica, replicas = point_replica(query, kernels)
+    return rate_at(
+        replica,
+        query.running_requests / replicas,
+        Workload(
+            prompt_tokens_mean=query.input_tokens,
+            output_tokens_mean=query.output_tokens,
+            output_tokens_cv=query.output_cv,
+        ),
+        accept_length=query.accept_length,
+    )
+
+
+def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
+    """The launch that a point speaks of, and how many copies of it the GPUs hold."""
+    _check(query)
+    gpu = gpu_named(query.gpu)
+    model = _model(query)
+    tp, adp, replicas = _layout(query, model)
+    words = ["--model-path", query.model, "--tp-size", str(tp)]
+    if adp > 1:
+        words += ["--dp-size", str(adp), "--enable-dp-attention"]
+    draft_tokens = query.num_draft_tokens or (4 if query.accept_length else None)
+    if draft_tokens is not None:
+        words += _speculative_words(draft_tokens)
+    return _replica(model, gpu, words, query.sglang_version, kernels), replicas
+
+
+def _replica(
+    model: ModelFacts, gpu: Gpu, words: list[str], version: str | None, kernels: Kernels
+) -> Replica:
+    flags = parse_launch_line(words)
+    rules, _ = rules_for(version)
+    settings = resolved(flags, model, gpu, rules)
+    if isinstance(settings, Refusal):
+        raise PlanError(settings.message)
+    ranks = parallel_of(flags)
+    state = model.state
+    slot = 0.0
+    if isinstance(state, LinearState):
+        slot = slot_bytes(state, ranks, ssm_dtype(flags, state))
+    return replica_of(model, settings, ranks, speed_of(gpu), state_slot_bytes=slot, kernels=kernels)
+
+
+def _speculative_words(draft_tokens: int) -> list[str]:
+    return [
+        "--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(draft_tokens - 1),
+        "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(draft_tokens),
+        "--disable-radix-cache",
+    ]  # fmt: skip
+
+
+def _check(query: PointQuery) -> None:
+    for name, value, least in (
+        ("--num-gpus", query.num_gpus, 1),
+        ("--tp-size", query.tp_size, 1),
+        ("--dp-size", query.dp_size, 1),
+        ("--input-tokens", query.input_tokens, 0),
+        ("--output-tokens", query.output_tokens, 1),
+    ):
+        if value < least:
+            raise PlanError(f"{name}: found {value:g}; it must be at least {least}")
+    if query.running_requests <= 0:
+        raise PlanError(f"--running-requests: found {query.running_requests:g}; it must be above 0")
+    if query.tp_size > query.num_gpus:
+        raise PlanError(
+            f"--tp-size: found {query.tp_size}; it must not exceed --num-gpus, {query.num_gpus}"
+        )
+    drafts, accepted = query.num_draft_tokens, query.accept_length
+    if drafts is not None and drafts < 2:
+        raise PlanError(f"--draft-tokens: found {drafts}; it must be at least 2")
+    if accepted is not None and not 1 <= accepted <= (drafts or 4):
+        raise PlanError(
+            f"--mtp-accept-length: found {accepted:g}; it must lie between 1 and the "
+            f"{drafts or 4} draft tokens"
+        )
+
+
+def _model(query: PointQuery) -> ModelFacts:
+    files = find_model(query.model)
+    word = (query.dtype or "auto").lower().strip()
+    cleaned = word.replace("(", "-").replace(")", "").replace(" ", "").replace("--", "-")
+    if cleaned not in _FORMATS:
+        raise PlanError(f"--dtype: found {query.dtype!r}; known: {', '.join(_FORMATS)}")
+    told = _FORMATS[cleaned]
+    moe = any("expert" in key for key in (files.config.get("text_config") or files.config))
+    if cleaned == "fp4" and "gpt-oss" in query.model.lower():
+        told = "mxfp4"
+    if told == "fp8" and not moe and "w8a8" in cleaned:
+        told = "fp8"
+    model = model_facts(
+        query.model, files.config, hf_quant=files.hf_quant, weights_format=told,
+        checkpoint_bytes=0,
+    )  # fmt: skip
+    if "w4a16" not in cleaned or model.multiplied_in_16_bits:
+        return model
+    values = {name: getattr(model, name) for name in ModelFacts.__slots__}
+    return ModelFacts(**{**values, "multiplied_in_16_bits": True})
+
+
+def _layout(query: PointQuery, model: ModelFacts) -> tuple[int, int, int]:
+    """Ranks of one launch, attention ranks among them, and copies."""
+    tp, dp = query.tp_size, query.dp_size
+    shared = dp > 1 and isinstance(model.ffn, Moe)
+    if shared and query.num_gpus == tp * dp:
+        # Attention in `dp` groups of `tp` ranks, experts over all of them.
+        tp *= dp
+    elif shared and dp <= tp and tp % dp == 0:
+        pass  # SGLang's own words: dp attention ranks inside tp
+    else:
+        dp = 1
+    return tp, dp, max(query.num_gpus // tp, 1)

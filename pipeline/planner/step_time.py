@@ -1,0 +1,373 @@
+"""Seconds of one decode step, and of one prefill, from what a GPU must read and multiply.
+
+A roofline by parts: each part is the soft maximum of its memory time and its arithmetic time, and
+the parts add up. The constants are in `Kernels`; `tests/fit_estimate.py` fits them to published
+readings. This module knows one replica; how many run, and for how long, is decided above it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.planner.attention_traffic import RequestTraffic, request_traffic
+from pipeline.planner.formats import bytes_per_param, format_of
+from pipeline.planner.parallel import Parallel
+from pipeline.planner.weights import rank_share
+from schemas.estimate import GpuSpeed, StepParts
+from schemas.plan import (
+    BuiltInDraft,
+    ModelFacts,
+    Moe,
+    NoSpeculation,
+    PlanSettings,
+    TensorGroup,
+    WeightFormat,
+)
+
+WeightClass = Literal["bf16", "fp8", "fp4", "int4"]
+
+_CLASSES: Mapping[WeightFormat, WeightClass] = {
+    "fp32": "bf16", "bf16": "bf16", "fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8",
+    "mxfp4": "fp4", "nvfp4": "fp4", "int4-awq": "int4", "int4-gptq": "int4", "int4": "int4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How much of a GPU's best its kernels reach, and what they cost beside it.
+
+    Fitted by `tests/fit_estimate.py` on the calibration part of the readings, towards the
+    starting values of the closed-form model (0.80 of the bandwidth, 0.65 of the arithmetic).
+    """
+
+    weight_stream: float = 0.80
+    """Share of the memory bandwidth that a dense matrix of 16-bit weights streams at."""
+    expert_stream: float = 0.65
+    cache_stream: float = 0.75
+    gemm: float = 0.65
+    """Share of the arithmetic peak that a dense matrix product reaches at decode shapes."""
+    expert_gemm: float = 0.40
+    attention_gemm: float = 0.50
+    prefill_gemm: float = 0.55
+    fp8: float = 0.75
+    """What narrow weights reach of the shares above."""
+    fp4: float = 0.70
+    int4: float = 0.80
+    widened_gemm: float = 0.50
+    """What a product reaches whose narrow weights are first widened to 16 bits."""
+    widening: float = 0.30
+    """Share of the vector rate at which weights are widened, one operation each."""
+    routing: float = 0.92
+    """Exponent of the tokens: skewed routing touches fewer experts than uniform."""
+    step_s: float = 0.8e-3
+    layer_s: float = 15e-6
+    moe_layer_s: float = 25e-6
+    state_layer_s: float = 5e-6
+    nvlink_all_reduce_s: float = 10e-6
+    pcie_all_reduce_s: float = 35e-6
+    link: float = 0.50
+    """Share of the link's rate that an all-reduce reaches."""
+    prefill_s: float = 5e-3
+    draft_step_s: float = 0.35e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightLoad:
+    """Weights of one class that a step reads whole, on one GPU."""
+
+    weight_class: WeightClass
+    bytes: float
+    params: float
+    gathered: bool
+    """It sees the tokens of every attention rank, not of its own alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """Routed experts of one replica's layers, on one GPU."""
+
+    weight_class: WeightClass
+    bytes: float
+    params: float
+    layers: int
+    experts: int
+    experts_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One launch, weighed for its steps."""
+
+    model: ModelFacts
+    settings: PlanSettings
+    ranks: Parallel
+    speed: GpuSpeed
+    kernels: Kernels
+    state_slot_bytes: float
+    dense: tuple[WeightLoad, ...]
+    experts: tuple[ExpertLoad, ...]
+    draft: tuple[WeightLoad, ...]
+    draft_experts: tuple[ExpertLoad, ...]
+    head: tuple[WeightLoad, ...]
+
+
+def replica_of(
+    model: ModelFacts,
+    settings: PlanSettings,
+    ranks: Parallel,
+    speed: GpuSpeed,
+    *,
+    state_slot_bytes: float,
+    kernels: Kernels,
+) -> Replica:
+    """The loads of a launch's steps."""
+    dense, experts = _loads(model.tensors, model, ranks)
+    head = tuple(load for load in _loads(_head(model), model, ranks)[0])
+    draft: tuple[WeightLoad, ...] = ()
+    draft_experts: tuple[ExpertLoad, ...] = ()
+    if isinstance(model.draft, BuiltInDraft):
+        draft, draft_experts = _loads(model.draft.tensors, model, ranks)
+    return Replica(
+        model=model, settings=settings, ranks=ranks, speed=speed, kernels=kernels,
+        state_slot_bytes=state_slot_bytes, dense=(*dense, *head),
+        experts=experts, draft=draft, draft_experts=draft_experts, head=head,
+    )  # fmt: skip
+
+
+def decode_step(replica: Replica, requests: float, context_tokens: float) -> StepParts:
+    """The step in which `requests` of the replica, `context_tokens` each, all get a token.
+
+    With speculation: one verify step of all draft tokens, and the draft's own steps.
+    """
+    verified, steps = _verified(replica.settings)
+    each = requests / replica.ranks.attention_dp_size
+    traffic = request_traffic(
+        replica.model, replica.settings, replica.ranks, context_tokens, replica.state_slot_bytes
+    )
+    tokens = each * verified
+    return StepParts(
+        dense_s=_dense_s(replica, replica.dense, tokens),
+        experts_s=_experts_s(replica, replica.experts, tokens),
+        attention_s=_attention_s(replica, traffic, each, verified),
+        communication_s=_communication_s(replica, tokens),
+        overhead_s=_overhead_s(replica),
+        draft_s=steps * _draft_step_s(replica, each) if steps else 0.0,
+    )
+
+
+def prefill_s(replica: Replica, prompt_tokens: float) -> float:
+    """Device seconds that one prompt takes from the replica's decoding."""
+    if prompt_tokens <= 0:
+        return 0.0
+    kernels, adp = replica.kernels, replica.ranks.attention_dp_size
+    seconds = sum(
+        _product_s(replica, load.weight_class, load.params * prompt_tokens, load.gathered)
+        for load in replica.dense
+        if load not in replica.head  # one token of the prompt asks for it
+    )
+    seconds += sum(
+        _product_s(
+            replica,
+            load.weight_class,
+            load.params * prompt_tokens * load.experts_per_token / load.experts,
+            gathered=True,
+        )
+        for load in replica.experts
+    )
+    half = request_traffic(replica.model, replica.settings, replica.ranks, prompt_tokens / 2, 0.0)
+    seconds += half.flops * prompt_tokens / (replica.speed.bf16_flops * kernels.attention_gemm)
+    if replica.ranks.tp_size > 1:
+        seconds += _all_reduces(replica) * _transfer_s(replica, prompt_tokens * adp)
+    return seconds / adp + kernels.prefill_s
+
+
+def _product_s(
+    replica: Replica, kind: WeightClass, params_times_tokens: float, gathered: bool
+) -> float:
+    """A prefill's matrix products with the weights of one load."""
+    share = replica.kernels.prefill_gemm * _product_share(replica, kind)
+    tokens = params_times_tokens * (replica.ranks.attention_dp_size if gathered else 1)
+    return 2 * tokens / (_flops(replica, kind) * share)
+
+
+# --- loads ------------------------------------------------------------------------------------
+
+
+def _head(model: ModelFacts) -> tuple[TensorGroup, ...]:
+    """The output head; a tied embedding is read as one."""
+    heads = tuple(group for group in model.tensors if group.shard == "head")
+    if heads:
+        return heads
+    return tuple(group for group in model.tensors if group.shard == "embedding")
+
+
+def _loads(
+    groups: tuple[TensorGroup, ...], model: ModelFacts, ranks: Parallel
+) -> tuple[tuple[WeightLoad, ...], tuple[ExpertLoad, ...]]:
+    sums: dict[tuple[WeightClass, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    experts = []
+    head = _head(model)
+    for group in groups:
+        if not _is_read(group, model) or (group in head and groups is model.tensors):
+            continue
+        size = bytes_per_param(group, model.format)
+        kind = _CLASSES[format_of(group, model.format)]
+        params = group.params * rank_share(group, model, ranks)
+        if group.shard == "expert" and isinstance(model.ffn, Moe):
+            experts.append(
+                ExpertLoad(
+                    weight_class=kind,
+                    bytes=params * size,
+                    params=params,
+                    layers=group.layers,
+                    experts=model.ffn.experts,
+                    experts_per_token=model.ffn.experts_per_token,
+                )
+            )
+            continue
+        gathered = group.shard in ("mlp", "dense_mlp", "shared_expert", "head")
+        total = sums[kind, gathered]
+        total[0] += params * size
+        total[1] += params
+    dense = tuple(
+        WeightLoad(weight_class=kind, bytes=total[0], params=total[1], gathered=gathered)
+        for (kind, gathered), total in sums.items()
+    )
+    return dense, tuple(experts)
+
+
+def _is_read(group: TensorGroup, model: ModelFacts) -> bool:
+    """Whether decoding touches it. The absorbed copy of kv_b stands in for the original."""
+    if group.shard == "vision" or any("kv_b_proj" in name for name in group.names):
+        return False
+    return group.shard != "embedding" or group in _head(model)
+
+
+def _verified(settings: PlanSettings) -> tuple[int, int]:
+    """Tokens that a step verifies, and steps of the draft before it."""
+    if isinstance(settings.speculation, NoSpeculation):
+        return 1, 0
+    return settings.speculation.num_draft_tokens, settings.speculation.steps
+
+
+# --- the parts --------------------------------------------------------------------------------
+
+
+def _dense_s(replica: Replica, loads: tuple[WeightLoad, ...], tokens: float) -> float:
+    kernels, adp = replica.kernels, replica.ranks.attention_dp_size
+    memory = arithmetic = 0.0
+    for load in loads:
+        narrow = _narrow(replica, load.weight_class)
+        stream = replica.speed.memory_bytes_per_s * kernels.weight_stream * narrow
+        memory += load.bytes / stream + _widening_s(replica, load.weight_class, load.params)
+        seen = tokens * (adp if load.gathered else 1)
+        peak = _flops(replica, load.weight_class) * kernels.gemm
+        peak *= _product_share(replica, load.weight_class)
+        arithmetic += 2 * seen * load.params / peak
+    return math.hypot(memory, arithmetic)
+
+
+def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -> float:
+    kernels = replica.kernels
+    tokens *= replica.ranks.attention_dp_size
+    memory = arithmetic = 0.0
+    for load in loads:
+        narrow = _narrow(replica, load.weight_class)
+        share = load.experts_per_token / load.experts
+        # Experts that at least one of the tokens is sent to, were routing uniform.
+        touched = 1 - (1 - share) ** (max(tokens, 1.0) ** kernels.routing)
+        stream = replica.speed.memory_bytes_per_s * kernels.expert_stream * narrow
+        widened = _widening_s(replica, load.weight_class, load.params)
+        memory += touched * (load.bytes / stream + widened)
+        peak = _flops(replica, load.weight_class) * kernels.expert_gemm
+        peak *= _product_share(replica, load.weight_class)
+        arithmetic += 2 * tokens * share * load.params / peak
+    return math.hypot(memory, arithmetic)
+
+
+def _attention_s(
+    replica: Replica, traffic: RequestTraffic, requests: float, verified: int
+) -> float:
+    # Verifying writes a state for every token, and copies the one that holds: read and write.
+    passes = 2 if verified == 1 else 1 + verified + 2
+    moved = traffic.kv_bytes + passes * traffic.state_bytes
+    memory = requests * moved / (replica.speed.memory_bytes_per_s * replica.kernels.cache_stream)
+    peak = replica.speed.bf16_flops * replica.kernels.attention_gemm
+    return math.hypot(memory, requests * verified * traffic.flops / peak)
+
+
+def _communication_s(replica: Replica, tokens: float) -> float:
+    if replica.ranks.tp_size == 1:
+        return 0.0
+    kernels = replica.kernels
+    latency = kernels.nvlink_all_reduce_s if replica.speed.nvlink else kernels.pcie_all_reduce_s
+    seen = tokens * replica.ranks.attention_dp_size
+    return _all_reduces(replica) * (latency + _transfer_s(replica, seen))
+
+
+def _all_reduces(replica: Replica) -> int:
+    """Two a layer; attention on whole ranks leaves the gather and the scatter of its experts."""
+    if replica.ranks.attention_tp_size == 1:
+        return replica.model.layers
+    return 2 * replica.model.layers
+
+
+def _transfer_s(replica: Replica, tokens: float) -> float:
+    tp = replica.ranks.tp_size
+    size = 2 * (tp - 1) / tp * tokens * replica.model.hidden_size * 2
+    return size / (replica.speed.link_bytes_per_s * replica.kernels.link)
+
+
+def _overhead_s(replica: Replica) -> float:
+    kernels, model = replica.kernels, replica.model
+    moe_layers = sum(load.layers for load in replica.experts)
+    state_layers = getattr(model.state, "layers", 0)
+    return (
+        kernels.step_s
+        + model.layers * kernels.layer_s
+        + moe_layers * kernels.moe_layer_s
+        + state_layers * kernels.state_layer_s
+    )
+
+
+def _draft_step_s(replica: Replica, requests: float) -> float:
+    """One step of the draft: its layer, and the output head that picks its token."""
+    return (
+        _dense_s(replica, (*replica.draft, *replica.head), requests)
+        + _experts_s(replica, replica.draft_experts, requests)
+        + replica.kernels.draft_step_s
+    )
+
+
+def _narrow(replica: Replica, kind: WeightClass) -> float:
+    kernels = replica.kernels
+    return {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[kind]
+
+
+def _is_widened(replica: Replica, kind: WeightClass) -> bool:
+    """Whether the weights are stored narrower than the type they are multiplied in."""
+    return kind in ("int4", "fp4") and _flops(replica, kind) == replica.speed.bf16_flops
+
+
+def _product_share(replica: Replica, kind: WeightClass) -> float:
+    if _is_widened(replica, kind):
+        return replica.kernels.widened_gemm
+    return _narrow(replica, kind)
+
+
+def _widening_s(replica: Replica, kind: WeightClass, params: float) -> float:
+    if not _is_widened(replica, kind):
+        return 0.0
+    return params / (replica.speed.vector_flops * replica.kernels.widening)
+
+
+def _flops(replica: Replica, kind: WeightClass) -> float:
+    """The peak of the type that the product runs in: without such units, 16 bits."""
+    speed = replica.speed
+    if kind == "fp4" and not replica.model.multiplied_in_16_bits and speed.fp4_flops:
+        return speed.fp4_flops
+    if kind == "fp8" and speed.fp8_flops:
+        return speed.fp8_flops
+    return speed.bf16_flops

@@ -1,0 +1,131 @@
+"""Tokens a second of one replica at a number of running requests, and how sure that is.
+
+Prefill is device time taken from decoding: with b requests running, each of them asks for one
+prefill and for its share of the decode steps, so
+
+    requests a second = 1 / (prefill_s + output_tokens * step_s / (b * accept_length))
+
+Whether b requests can run is the planner's question.
+"""
+
+import math
+from dataclasses import dataclass
+
+from pipeline.planner.formats import format_of
+from pipeline.planner.step_time import Replica, decode_step, prefill_s
+from schemas.estimate import Band, StepParts
+from schemas.plan import ModelFacts, Moe, NoSpeculation
+
+# assumed until measured: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 a
+# step (2.2 to 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
+ASSUMED_ACCEPT_LENGTH = 2.6
+ACCEPT_LENGTH_LOG_SD = 0.12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Lengths in tokens, as far as the steady state feels them."""
+
+    prompt_tokens_mean: float
+    output_tokens_mean: float
+    output_tokens_cv: float
+
+    def context_tokens(self) -> float:
+        """Mean context of a running request.
+
+        Long requests are seen more often: E[p] + E[o] (1 + CV^2) / 2 for independent lengths.
+        """
+        grown = self.output_tokens_mean * (1 + self.output_tokens_cv**2) / 2
+        return self.prompt_tokens_mean + grown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Steady state of one replica."""
+
+    running_requests: float
+    step: StepParts
+    accept_length: float
+    prefill_share: float
+    """Of device time."""
+    tokens_per_s: float
+    tokens_per_s_per_gpu: Band
+    log_sd: float
+    """Of the rate's error, from the class of the model and its weights."""
+    error_class: str
+
+
+def rate_at(
+    replica: Replica,
+    running_requests: float,
+    workload: Workload,
+    *,
+    accept_length: float | None = None,
+) -> Rate:
+    """The steady state with so many requests running on one replica."""
+    speculative = not isinstance(replica.settings.speculation, NoSpeculation)
+    kept = accept_length or (assumed_accept_length(replica) if speculative else 1.0)
+    step = decode_step(replica, running_requests, workload.context_tokens())
+    prefill = prefill_s(replica, workload.prompt_tokens_mean)
+    decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
+    tokens_per_s = workload.output_tokens_mean / (prefill + decode)
+    gpus = replica.ranks.tp_size * replica.ranks.pp_size
+    name, sd = error_class(replica.model)
+    if speculative and accept_length is None:
+        sd = math.hypot(sd, ACCEPT_LENGTH_LOG_SD)
+    return Rate(
+        running_requests=running_requests,
+        step=step,
+        accept_length=kept,
+        prefill_share=prefill / (prefill + decode),
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
+        log_sd=sd,
+        error_class=name,
+    )
+
+
+def assumed_accept_length(replica: Replica) -> float:
+    """Tokens that a verify step keeps, until measured: a chain of equal odds.
+
+    One drafted token is kept with odds a; 4 draft tokens keep 1 + a + a^2 + a^3 = 2.6 at a = 0.66.
+    """
+    settings = replica.settings
+    if isinstance(settings.speculation, NoSpeculation):
+        return 1.0
+    odds = 0.66
+    return sum(odds**place for place in range(settings.speculation.num_draft_tokens))
+
+
+# --- how sure ---------------------------------------------------------------------------------
+
+# Standard deviation of log(measured / predicted), by the kind of model and its weights.
+_ERROR_LOG_SD = {
+    "dense bf16": 0.15,
+    "dense fp8": 0.26,
+    "MoE bf16": 0.30,
+    "MoE fp8": 0.26,
+    "4-bit": 0.34,
+}
+# The p90 of a Student t with 4 degrees of freedom, scaled to a standard deviation of 1:
+# 1.533 / sqrt(4 / (4 - 2)). Errors have heavier tails than a normal's.
+_P90_DEVIATIONS = 1.084
+
+
+def error_class(model: ModelFacts) -> tuple[str, float]:
+    """The class of a model's error, and its standard deviation."""
+    formats = {format_of(group, model.format) for group in model.tensors}
+    moe = isinstance(model.ffn, Moe)
+    if formats & {"nvfp4", "mxfp4", "int4", "int4-awq", "int4-gptq"}:
+        name = "4-bit"
+    elif formats & {"fp8", "fp8-block", "mxfp8"}:
+        name = "MoE fp8" if moe else "dense fp8"
+    else:
+        name = "MoE bf16" if moe else "dense bf16"
+    return name, _ERROR_LOG_SD[name]
+
+
+def log_band(middle: float, log_sd: float) -> Band:
+    """The middle 80 % around a median whose logarithm errs by `log_sd`."""
+    factor = math.exp(_P90_DEVIATIONS * log_sd)
+    return Band(p10=middle / factor, p50=middle, p90=middle * factor)
