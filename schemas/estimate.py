@@ -24,8 +24,9 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpeed:
-    """What one card can move and multiply at best. TFLOPS are dense; 0: no such units."""
+    """What one card can move and multiply at best, dense; 0: no such units."""
 
+    vendor: Literal["nvidia", "amd"]
     memory_bytes_per_s: float
     bf16_flops: float
     fp8_flops: float

@@ -84,6 +84,7 @@ def speed_of(gpu: Gpu) -> GpuSpeed:
     nvlink = speed["nvlink_gb_per_s"] > 0
     link = speed["nvlink_gb_per_s"] if nvlink else min(speed["pcie_gb_per_s"], _PCIE_GB_PER_S)
     return GpuSpeed(
+        vendor="amd" if gpu.name.startswith("Instinct") else "nvidia",
         memory_bytes_per_s=speed["memory_gb_per_s"] * 1e9,
         bf16_flops=speed["bf16_tflops"] * 1e12,
         fp8_flops=(speed["fp8_tflops"] or 0) * 1e12,

@@ -11,7 +11,7 @@ from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.hardware import gpu_named, speed_of
 from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.model_facts import model_facts
-from pipeline.planner.model_files import find_model
+from pipeline.planner.model_files import catalogue_names, find_model
 from pipeline.planner.parallel import parallel_of
 from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
@@ -132,25 +132,26 @@ def _check(query: PointQuery) -> None:
 
 
 def _model(query: PointQuery) -> ModelFacts:
-    files = find_model(query.model)
     word = (query.dtype or "auto").lower().strip()
     cleaned = word.replace("(", "-").replace(")", "").replace(" ", "").replace("--", "-")
     if cleaned not in _FORMATS:
         raise PlanError(f"--dtype: found {query.dtype!r}; known: {', '.join(_FORMATS)}")
     told = _FORMATS[cleaned]
-    moe = any("expert" in key for key in (files.config.get("text_config") or files.config))
     if cleaned == "fp4" and "gpt-oss" in query.model.lower():
-        told = "mxfp4"
-    if told == "fp8" and not moe and "w8a8" in cleaned:
-        told = "fp8"
-    model = model_facts(
-        query.model, files.config, hf_quant=files.hf_quant, weights_format=told,
-        checkpoint_bytes=0,
-    )  # fmt: skip
+        told = "mxfp4"  # the only four-bit form that it is published in
+    files = find_model(_published(query.model) if told == "nvfp4" else query.model)
+    model = model_facts(query.model, files.config, hf_quant=files.hf_quant, weights_format=told)
     if "w4a16" not in cleaned or model.multiplied_in_16_bits:
         return model
     values = {name: getattr(model, name) for name in ModelFacts.__slots__}
     return ModelFacts(**{**values, "multiplied_in_16_bits": True})
+
+
+def _published(model: str) -> str:
+    """NVIDIA's NVFP4 checkpoint of the model, where the catalogue has it: what is in four bits,
+    and whether it is multiplied so, differs from model to model."""
+    published = f"nvidia/{model.rsplit('/', 1)[-1]}-NVFP4"
+    return published if published in catalogue_names() else model
 
 
 def _layout(query: PointQuery, model: ModelFacts) -> tuple[int, int, int]:

@@ -38,11 +38,11 @@ _CLASSES: Mapping[WeightFormat, WeightClass] = {
 class Kernels:
     """How much of a GPU's best its kernels reach, and what they cost beside it.
 
-    Fitted by `tests/fit_estimate.py` on the calibration part of the readings, towards the
-    starting values of the closed-form model (0.80 of the bandwidth, 0.65 of the arithmetic).
+    The values here are where the fit starts: shares that closed-form models use, and latencies
+    of public measurements. `tests/fit_estimate.py` draws each back to its own.
     """
 
-    weight_stream: float = 0.80
+    weight_stream: float = 0.84
     """Share of the memory bandwidth that a dense matrix of 16-bit weights streams at."""
     expert_stream: float = 0.65
     cache_stream: float = 0.75
@@ -61,6 +61,8 @@ class Kernels:
     """Share of the vector rate at which weights are widened, one operation each."""
     routing: float = 0.92
     """Exponent of the tokens: skewed routing touches fewer experts than uniform."""
+    other_vendor: float = 0.60
+    """What the same engine reaches on AMD cards of the shares that it reaches on NVIDIA's."""
     step_s: float = 0.8e-3
     layer_s: float = 15e-6
     moe_layer_s: float = 25e-6
@@ -343,7 +345,9 @@ def _draft_step_s(replica: Replica, requests: float) -> float:
 
 def _narrow(replica: Replica, kind: WeightClass) -> float:
     kernels = replica.kernels
-    return {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[kind]
+    vendor = 1.0 if replica.speed.vendor == "nvidia" else kernels.other_vendor
+    narrow = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[kind]
+    return vendor * narrow
 
 
 def _is_widened(replica: Replica, kind: WeightClass) -> bool:
