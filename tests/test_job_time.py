@@ -9,21 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import PlanError
+from pipeline.planner.availability import AVAILABILITY, availability_seen, drawn_availability
 from pipeline.planner.job_time import (
-    AVAILABILITY,
-    RateGroup,
-    Spread,
     band_of,
     job_time,
     remaining_work,
     start_seconds,
-    static_shard_penalty,
-    tail_seconds,
     whole_job,
 )
 from pipeline.planner.length_shapes import LengthShape, moment, sampled_length
 from pipeline.planner.lengths import log_normal_cut, output_lengths
 from pipeline.planner.rate_errors import rate_spreads
+from pipeline.planner.rate_groups import RateGroup, Spread
+from pipeline.planner.tail import static_shard_penalty, tail_seconds
 from schemas.estimate import Band
 
 ALWAYS = Band(p10=1, p50=1, p90=1)
@@ -240,7 +238,22 @@ def test_the_same_job_has_the_same_band() -> None:
 
 
 def test_the_availability_drawn_is_the_one_stated() -> None:
-    assert Band(p10=0.88, p50=0.95, p90=0.98) == AVAILABILITY
+    for normal, stated in ((-1.2816, 0.88), (0, 0.95), (1.2816, 0.98)):
+        assert drawn_availability(normal, AVAILABILITY) == pytest.approx(stated, abs=1e-6)
+    assert drawn_availability(1.5, ALWAYS) == 1
+
+
+def test_a_run_learns_its_own_availability() -> None:
+    # Half a day weighs as much as the prior: (0.95 + 0.99) / 2; 108 hours nine times as much.
+    assert availability_seen(0, 0) == AVAILABILITY
+    half_a_day = availability_seen(0.99 * 43_200, 43_200)
+    assert half_a_day.p50 == pytest.approx(0.97)
+    days = availability_seen(0.99 * 388_800, 388_800)
+    assert days.p50 == pytest.approx(0.986)
+    assert days.p90 - days.p10 < half_a_day.p90 - half_a_day.p10 < 0.1
+
+
+def test_percentiles_by_hand() -> None:
     assert band_of(range(11)) == Band(p10=1, p50=5, p90=9)
 
 

@@ -10,64 +10,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import NormalDist
 
 from pipeline.errors import PlanError
+from pipeline.planner.availability import AVAILABILITY, drawn_availability
 from pipeline.planner.length_shapes import (
     LengthShape,
-    longest_of,
-    longest_remaining,
-    mean_emitted,
     mean_remaining,
-    moment,
 )
 from pipeline.planner.lengths import LengthModel
+from pipeline.planner.rate_groups import RateGroup, rate_of
+from pipeline.planner.tail import tail_seconds
 from schemas.estimate import Assumption, Band
 
 DRAWS = 4000
 _SEED = 20_261_130
 _SECONDS_A_DAY = 86_400
-# Part of the time that an engine generates: restarts, hangs, throttling, retries take the rest.
-# assumed, until a run shows its own: 0.95, and 0.88 to 0.98 in eight cases of ten. In the logit
-# those three lie evenly: 1.99, 2.94, 3.89.
-AVAILABILITY = Band(p10=0.88, p50=0.95, p90=0.98)
 # Graph capture and kernel tuning. assumed: two to ten minutes, by model and release
 CAPTURE_LOW_S, CAPTURE_HIGH_S = 120.0, 600.0
 _P90 = 1.2816  # of a standard normal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One reason why a rate may be another. The same name in two groups is the same luck."""
-
-    name: str
-    value: str
-    source: str
-    measure: str
-    log_sd: float
-    """Of the logarithm of tokens/s."""
-    heavy_tailed: bool = False
-    """Student's t of 4 degrees of freedom, with this same standard deviation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateGroup:
-    """Replicas of one launch on one kind of card."""
-
-    name: str
-    replicas: int
-    gpus_per_replica: int
-    tokens_per_s: float
-    """Of one replica, prefill taken off."""
-    running_requests: float
-    """Of one replica."""
-    small_step_s: float
-    """Seconds a token, of a request that runs nearly alone: the tail's pace, MTP counted in."""
-    load_s: float
-    """Reading the weights, from storage to cards."""
-    spreads: tuple[Spread, ...]
-    elasticity_to_length: float = 0.0
-    """Change of log tokens/s a change of log mean length: below 0 where KV limits the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,16 +122,12 @@ class _Seconds:
     start_s: float
 
 
-def _rate(groups: Iterable[RateGroup]) -> float:
-    return sum(group.replicas * group.tokens_per_s for group in groups)
-
-
 def start_seconds(groups: Sequence[RateGroup], capture_s: float) -> float:
     """Until the groups generate: each is missed by its part of the rate, the others go ahead."""
     weighted = sum(
         group.replicas * group.tokens_per_s * (group.load_s + capture_s) for group in groups
     )
-    return weighted / _rate(groups)
+    return weighted / rate_of(groups)
 
 
 def _seconds(
@@ -179,30 +135,9 @@ def _seconds(
 ) -> _Seconds:
     capture_s = (CAPTURE_LOW_S + CAPTURE_HIGH_S) / 2
     return _Seconds(
-        generating_s=work.tokens / _rate(groups) / availability.p50,
+        generating_s=work.tokens / rate_of(groups) / availability.p50,
         start_s=0.0 if started else start_seconds(groups, capture_s),
     )
-
-
-def tail_seconds(completions: float, groups: Sequence[RateGroup], shape: LengthShape) -> float:
-    """What the last requests take beyond their work at full rate.
-
-    When the queue is empty, B requests run. With a step that grows evenly from s (alone) to f
-    (full batch), the last one ends after s E[longest remaining] + (f - s) E[remaining]; at full
-    rate the same work takes f E[remaining]. The difference is s times what the longest remaining
-    is over the mean. In a job shorter than its batches, all start at once and the longest of all
-    completions is the last.
-    """
-    resident = sum(group.replicas * group.running_requests for group in groups)
-    part = min(1.0, completions / resident)
-    remaining = moment(shape, 1) if part < 1 else mean_emitted(shape)
-    ends = []
-    for group in groups:
-        requests = max(group.replicas * group.running_requests * part, 1.0)
-        longest = (longest_of if part < 1 else longest_remaining)(shape, requests)
-        slower_s = max(group.running_requests / group.tokens_per_s - group.small_step_s, 0.0)
-        ends.append(group.small_step_s * longest + slower_s * part * remaining)
-    return max(max(ends) - resident * part * remaining / _rate(groups), 0.0)
 
 
 # --- the draws ---------------------------------------------------------------------------------
@@ -227,7 +162,7 @@ def _draws(
     """Seconds for the job and tokens/s, for each draw of all that is not known."""
     random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
     heavy = {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
-    usual_rate = _rate(groups)
+    usual_rate = rate_of(groups)
     drawn = []
     for _ in range(DRAWS):
         luck = {name: _luck(random, heavy_tailed) for name, heavy_tailed in heavy.items()}
@@ -241,7 +176,7 @@ def _draws(
         capture_s = random.uniform(CAPTURE_LOW_S, CAPTURE_HIGH_S)
         if not started:
             start_s = start_seconds(groups, capture_s)
-        u = _availability(random.gauss(0, 1), availability)
+        u = drawn_availability(random.gauss(0, 1), availability)
         generating_s = work.tokens * math.exp(longer) / rate / u
         drawn.append((generating_s + start_s + tail_s * usual_rate / rate, rate))
     return drawn
@@ -260,20 +195,6 @@ def _luck(random: Random, heavy_tailed: bool) -> float:
     return normal / math.sqrt(random.gammavariate(2, 2) / 4) / math.sqrt(2)
 
 
-def _availability(normal: float, band: Band) -> float:
-    """One draw whose p10, p50 and p90 are the band's, normal in the logit on either side."""
-    if band.p10 == band.p90:
-        return band.p50
-    side = band.p10 if normal < 0 else band.p90
-    width = abs(_logit(side) - _logit(band.p50)) / _P90
-    return 1 / (1 + math.exp(-_logit(band.p50) - width * normal))
-
-
-def _logit(fraction: float) -> float:
-    fraction = min(max(fraction, 1e-6), 1 - 1e-6)
-    return math.log(fraction / (1 - fraction))
-
-
 # --- what the band hangs on --------------------------------------------------------------------
 
 
@@ -281,7 +202,7 @@ def _assumptions(
     work: Work, groups: Sequence[RateGroup], availability: Band, started: bool, middle: _Seconds
 ) -> tuple[Assumption, ...]:
     """Each assumption's part of the variance of log days, to first order, widest first."""
-    rate = _rate(groups)
+    rate = rate_of(groups)
     parts = {group.name: group.replicas * group.tokens_per_s / rate for group in groups}
     sds: dict[str, float] = {}
     told: dict[str, tuple[str, str, str]] = {}
@@ -298,8 +219,10 @@ def _assumptions(
     )
     sds["availability"] = math.log(availability.p90 / availability.p10) / 2 / _P90
     told["availability"] = (
-        f"{availability.p50:g} ({availability.p10:g} to {availability.p90:g})",
-        "assumed: restarts, hangs, throttling and retries take the rest",
+        f"{availability.p50:.2f} ({availability.p10:.2f} to {availability.p90:.2f})",
+        "assumed: restarts, hangs, throttling and retries take the rest"
+        if availability == AVAILABILITY
+        else "the run so far",
         "the first day of the run, time that engines generate over time that passed",
     )
     sds = {name: sd * middle.generating_s / _whole_s(middle) for name, sd in sds.items()}
@@ -336,19 +259,7 @@ def _shares(
     return tuple(found)
 
 
-# --- work cut into parts -----------------------------------------------------------------------
-
-
-def static_shard_penalty(num_completions: int, shards: int, cv: float) -> float:
-    """How much longer the slowest of equal random shards takes than the mean one.
-
-    One queue costs nothing of this; a split of input sorted by topic costs tens of percent.
-    The mean of the largest of k normals by Blom's approximation.
-    """
-    if shards < 2:
-        return 0.0
-    largest = NormalDist().inv_cdf((shards - 0.375) / (shards + 0.25))
-    return largest * cv / math.sqrt(num_completions / shards)
+# --- what is left ------------------------------------------------------------------------------
 
 
 def remaining_work(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.job_time import Spread
+from pipeline.planner.rate_groups import Spread
 
 RateClass = Literal["bf16 dense", "fp8 dense", "bf16 experts", "fp8 experts", "fp4"]
 
