@@ -10,11 +10,13 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 
-from pipeline.planner.censored_lengths import LengthEstimate, length_estimate
+from pipeline.planner.censored_lengths import length_estimate
 from pipeline.planner.length_shapes import LogNormalCut, moment, sampled_length
 from pipeline.planner.lengths import log_normal_cut
+from pipeline.planner.survival_curve import LengthEstimate
 
 MEAN_TOKENS = 2500
 Draw = Callable[[Random], int]
@@ -87,35 +89,53 @@ def _figures(seen: Moment, estimate: LengthEstimate, true_mean: float) -> Replay
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table: many streams of one kind, each stopped after so many batches."""
+
+    cv: float
+    limit: int
+    running: int
+    batches: int
+
+    def figures(self, seeds: int) -> list[Replayed]:
+        """Of as many streams as seeds."""
+        shape = log_normal_cut(MEAN_TOKENS, self.cv, self.limit)
+        completions = self.batches * self.running
+        return replayed(
+            log_normal_draw(shape), moment(shape, 1), self.limit, self.running, completions, seeds
+        )
+
+
 def main() -> int:
-    """Print errors of the estimate and of the finished ones' mean, in percent of the truth."""
+    """Print the table, percent of the truth; 1 where the requirement is missed.
+
+    With 80 requests or more running, half of all means lie within 10 % after three batches.
+    """
     print("output length while requests run: error of the mean, % of the truth")
     print(f"{'':>34}{'--- estimate ---':>28}{'naive':>9}{'95 % band':>11}{'stated':>8}")
     print(
         f"{'CV':>4}{'limit':>8}{'running':>9}{'completions':>13}{'bias':>10}{'median':>9}{'p90':>9}"
         f"{'median':>9}{'holds':>11}{'error':>8}"
     )
-    for line in _lines(seeds=200):
-        print(line)
-    return 0
+    missed = 0
+    for case in _cases():
+        figures = case.figures(seeds=200)
+        print(_line(case, figures))
+        off = statistics.median(abs(figure.estimate - 1) for figure in figures)
+        missed += case.running >= 80 and case.batches >= 3 and off > 0.10
+    return 1 if missed else 0
 
 
-def _lines(seeds: int) -> Iterator[str]:
-    for cv in (0.6, 0.9, 1.2, 1.6):
-        for limit in (8192, 32768):
-            if cv == 1.6 and limit == 8192:
-                continue  # a mean of 2,500 leaves no such CV
-            shape = log_normal_cut(MEAN_TOKENS, cv, limit)
-            for running in (16, 80, 320):
-                for batches in (1, 3):
-                    figures = replayed(
-                        log_normal_draw(shape), moment(shape, 1), limit, running,
-                        batches * running, seeds,
-                    )  # fmt: skip
-                    yield _line(cv, limit, running, batches * running, figures)
+def _cases() -> Iterator[Case]:
+    for cv, limit in product((0.6, 0.9, 1.2, 1.6), (8192, 32_768)):
+        if cv == 1.6 and limit == 8192:
+            continue  # a mean of 2,500 leaves no such CV
+        for running, batches in product((16, 80, 320), (1, 3)):
+            yield Case(cv=cv, limit=limit, running=running, batches=batches)
 
 
-def _line(cv: float, limit: int, running: int, completions: int, figures: list[Replayed]) -> str:
+def _line(case: Case, figures: list[Replayed]) -> str:
     errors = sorted(100 * abs(figure.estimate - 1) for figure in figures)
     bias = 100 * (statistics.mean(figure.estimate for figure in figures) - 1)
     naive = 100 * (statistics.median(figure.naive for figure in figures) - 1)
@@ -123,8 +143,9 @@ def _line(cv: float, limit: int, running: int, completions: int, figures: list[R
     stated = 100 * statistics.median(figure.error for figure in figures)
     p90 = errors[math.ceil(0.9 * len(errors)) - 1]
     return (
-        f"{cv:>4}{limit:>8}{running:>9}{completions:>13}{bias:>+10.1f}"
-        f"{statistics.median(errors):>9.1f}{p90:>9.1f}{naive:>+9.0f}{held:>11.0f}{stated:>8.1f}"
+        f"{case.cv:>4}{case.limit:>8}{case.running:>9}{case.batches * case.running:>13}"
+        f"{bias:>+10.1f}{statistics.median(errors):>9.1f}{p90:>9.1f}{naive:>+9.0f}{held:>11.0f}"
+        f"{stated:>8.1f}"
     )
 
 

@@ -1,15 +1,18 @@
 """The mean length while requests still run, on replayed streams and on cases done by hand."""
 
 import statistics
+from collections import Counter
+from random import Random
 
 import pytest
 from replay_lengths import MEAN_TOKENS, log_normal_draw, replayed, stream
 
 from pipeline.errors import PlanError
-from pipeline.planner.censored_lengths import LengthEstimate, length_estimate, updated_lengths
-from pipeline.planner.length_shapes import moment
+from pipeline.planner.censored_lengths import length_estimate, updated_lengths
+from pipeline.planner.length_shapes import LogNormalCut, moment
 from pipeline.planner.lengths import log_normal_cut, output_lengths
 from pipeline.planner.log_normal_fit import log_normal_fit
+from pipeline.planner.survival_curve import LengthEstimate, curve_estimate, watched
 
 
 def estimated(finished: list[int], running: list[int], limit: int) -> LengthEstimate:
@@ -48,7 +51,8 @@ def test_the_curve_by_hand() -> None:
     # of the 7: 0). Area: 1 x 1 + 2 x 0.9 + 1 x 0.7875 = 3.5875.
     # Variance by Greenwood: right of 1 lie 2.5875, right of 3 0.7875, right of 4 nothing:
     # 2.5875^2 / (10 x 9) + 0.7875^2 / (8 x 7) = 0.07439 + 0.01107 = 0.08546, root 0.2923.
-    found = estimated([1, 3, 4, 4, 4, 4, 4, 4, 4], [2], 100)
+    found = curve_estimate(watched(Counter([1, 3, *[4] * 7]), Counter([2]), 100))
+    assert found is not None
     assert found.mean_tokens == pytest.approx(3.5875)
     assert found.mean_relative_error * found.mean_tokens == pytest.approx(0.2923, abs=1e-3)
     assert found.at_limit_fraction == 0
@@ -69,6 +73,20 @@ def test_those_that_the_limit_ended_are_told_apart() -> None:
     assert (all_there.mean_tokens, all_there.at_limit_fraction) == (50, 1)
 
 
+def test_lengths_that_are_no_log_normal_are_left_to_the_curve() -> None:
+    # Exponential: the log-normal's tail is far too long, and its mean 40 % high.
+    def draw(random: Random) -> int:
+        return max(1, min(32_768, round(random.expovariate(1 / MEAN_TOKENS))))
+
+    figures = replayed(draw, MEAN_TOKENS, 32_768, 80, 240, seeds=20)
+    assert statistics.median(abs(figure.estimate - 1) for figure in figures) < 0.15
+    seen = stream(draw, 80, 240, seed=1)
+    fit = watched(Counter(seen.finished), Counter(seen.running), 32_768).fit()
+    assert fit is not None
+    shape = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=32_768)
+    assert moment(shape, 1) > 1.2 * MEAN_TOKENS
+
+
 def test_too_few_say_nothing() -> None:
     assert length_estimate([], [100] * 80, 32_768) is None
     assert length_estimate([10, 12], [100] * 80, 32_768) is None
@@ -87,6 +105,12 @@ def test_the_fit_is_the_textbook_one_where_all_ended() -> None:
     assert fit.covariance[0] == pytest.approx(0.6931**2 / 6, rel=1e-3)
     assert fit.covariance[2] == pytest.approx(0.6931**2 / 12, rel=1e-3)
     assert log_normal_fit([(100, 9)], []) is None
+
+
+def test_a_tail_that_nothing_bounds_is_cut_at_the_limit() -> None:
+    # Seven of one or two tokens, 80 at 30,000: a spread that no log-normal of text has.
+    found = estimated([1, 1, 1, 2, 2, 2, 2], [30_000] * 80, 32_768)
+    assert 25_000 < found.mean_tokens < 32_768
 
 
 def test_a_prior_gives_way_as_completions_come_in() -> None:

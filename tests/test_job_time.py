@@ -287,6 +287,11 @@ def test_an_option_that_runs_nothing_is_refused(groups: list[RateGroup], said: s
         job_time(whole_job(10, LENGTHS), groups)
 
 
+def test_a_job_with_nothing_left_is_refused() -> None:
+    with pytest.raises(PlanError, match="0 tokens to generate found"):
+        job_time(remaining_work(10, 10, [], LENGTHS), [group()])
+
+
 def test_zero_completions_are_refused() -> None:
     with pytest.raises(PlanError, match="completions: 0 found, 1 or more expected"):
         whole_job(0, LENGTHS)

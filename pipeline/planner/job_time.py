@@ -80,12 +80,12 @@ def job_time(
     started: bool = False,
 ) -> JobTime:
     """The band of days and hours. A job that has started pays no start any more."""
-    _check(groups)
+    _check(work, groups)
     gpus = sum(group.replicas * group.gpus_per_replica for group in groups)
     tail_s = tail_seconds(work.completions, groups, work.shape)
     draws = _draws(work, groups, availability, started, tail_s)
     days = band_of(seconds / _SECONDS_A_DAY for seconds, _ in draws)
-    middle = _seconds(work, groups, availability, started, tail_s)
+    middle = _seconds(work, groups, availability, started)
     return JobTime(
         tokens_per_s=band_of(rate for _, rate in draws),
         days=days,
@@ -100,7 +100,9 @@ def job_time(
     )
 
 
-def _check(groups: Sequence[RateGroup]) -> None:
+def _check(work: Work, groups: Sequence[RateGroup]) -> None:
+    if not work.tokens > 0:
+        raise PlanError(f"job time: {work.tokens:g} tokens to generate found, more than 0 expected")
     for group in groups:
         if group.replicas < 1 or not group.tokens_per_s > 0:
             raise PlanError(
@@ -131,7 +133,7 @@ def start_seconds(groups: Sequence[RateGroup], capture_s: float) -> float:
 
 
 def _seconds(
-    work: Work, groups: Sequence[RateGroup], availability: Band, started: bool, tail_s: float
+    work: Work, groups: Sequence[RateGroup], availability: Band, started: bool
 ) -> _Seconds:
     capture_s = (CAPTURE_LOW_S + CAPTURE_HIGH_S) / 2
     return _Seconds(
@@ -203,14 +205,16 @@ def _assumptions(
 ) -> tuple[Assumption, ...]:
     """Each assumption's part of the variance of log days, to first order, widest first."""
     rate = rate_of(groups)
-    parts = {group.name: group.replicas * group.tokens_per_s / rate for group in groups}
+    parts = [group.replicas * group.tokens_per_s / rate for group in groups]
     sds: dict[str, float] = {}
     told: dict[str, tuple[str, str, str]] = {}
-    for group in groups:
+    for part, group in zip(parts, groups, strict=True):
         for spread in group.spreads:
-            sds[spread.name] = sds.get(spread.name, 0.0) + parts[group.name] * spread.log_sd
+            sds[spread.name] = sds.get(spread.name, 0.0) + part * spread.log_sd
             told.setdefault(spread.name, (spread.value, spread.source, spread.measure))
-    slowed = sum(parts[group.name] * group.elasticity_to_length for group in groups)
+    slowed = sum(
+        part * group.elasticity_to_length for part, group in zip(parts, groups, strict=True)
+    )
     sds["mean output length"] = work.relative_error * (1 - slowed)
     told["mean output length"] = (
         f"{work.tokens / work.completions:,.0f} tokens ± {100 * work.relative_error:.0f} %",

@@ -14,6 +14,7 @@ from random import Random
 _NUM_BINS = 400  # the last one holds the longest 0.25 %
 _GRID = 600
 _TINY = 1e-12
+_FAR_OUT = 30.0  # standard deviations, where the normal's tail is its density over z
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +82,20 @@ def moment_cut_at(shape: LengthShape, power: int, cut: float) -> float:
     # E[min(X, c)^k] = e^(k mu + k^2 sigma^2 / 2) Phi(z - k sigma) + c^k Phi(-z), z of c.
     z = (math.log(cut) - shape.mu) / shape.sigma
     spread = power * shape.sigma
-    below = math.exp(power * shape.mu + spread * spread / 2) * normal_cdf(z - spread)
+    below = math.exp(power * shape.mu + spread * spread / 2 + log_of_normal_cdf(z - spread))
     return below + cut**power * normal_cdf(-z)
 
 
 def normal_cdf(z: float) -> float:
     """The part of a standard normal that lies below z."""
     return math.erfc(-z / math.sqrt(2)) / 2
+
+
+def log_of_normal_cdf(z: float) -> float:
+    """Its logarithm, which is there where the part itself is too small to be told from 0."""
+    if z > -_FAR_OUT:
+        return math.log(normal_cdf(z))
+    return -z * z / 2 - math.log(-z * math.sqrt(2 * math.pi))
 
 
 # --- one completion ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.planner.length_shapes import normal_cdf
+from pipeline.planner.length_shapes import log_of_normal_cdf
 
 _STEPS = 100
 _HALVINGS = 40
@@ -86,7 +86,7 @@ def _log_likelihood(seen: _Seen, theta: float, gamma: float) -> float:
     )  # the sum of (theta y - gamma)^2
     total = seen.ends * math.log(theta) - of_ends / 2
     for log, count in seen.longer_than:
-        total += count * _log_survival(theta * log - gamma)
+        total += count * log_of_normal_cdf(gamma - theta * log)
     return total
 
 
@@ -126,17 +126,9 @@ def _fit(theta: float, gamma: float, curve: Matrix) -> LogNormalFit:
 # --- the normal's tail, and two by two ---------------------------------------------------------
 
 
-def _log_survival(z: float) -> float:
-    if z < 30:
-        return math.log(normal_cdf(-z))
-    return -z * z / 2 - math.log(z * _SQRT_TWO_PI)
-
-
 def _hazard(z: float) -> float:
-    """Density over survival. Far out it is z + 1/z, where both underflow."""
-    if z > 30:
-        return z + 1 / z
-    return math.exp(-z * z / 2) / _SQRT_TWO_PI / normal_cdf(-z)
+    """Density over what lies above."""
+    return math.exp(-z * z / 2 - log_of_normal_cdf(-z)) / _SQRT_TWO_PI
 
 
 def _inverse(matrix: Matrix) -> Matrix:

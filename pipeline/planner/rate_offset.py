@@ -126,6 +126,8 @@ def _on_the_line(
     middle = math.sqrt(low * high)
     ends = ([p for p in measured if (p.running_requests > middle) == upper] for upper in (0, 1))
     noise = max(_mean_ratio(end, look_sd)[1] for end in ends)
+    # Beyond the measured ends, the noise of the two is stretched with the line.
+    noise *= max(abs(target - (low + high) / 2) / ((high - low) / 2), 1.0) ** 2
     inside = low / _SAME <= target <= high * _SAME
     nearest = min(_distance_sd(point, target) for point in measured)
     distance_sd = _DISTANCE_SDS[0][1] if inside else max(_KNOWN_SLOPE * nearest, 0.02)
