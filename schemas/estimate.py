@@ -219,3 +219,53 @@ class RunEstimate:
     unfit: tuple[UnfitOption, ...]
     assumptions: tuple[Assumption, ...]
     """The three that widen the first option's band most."""
+
+
+# --- the running job ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReading:
+    """What one engine's counters say of one span of time."""
+
+    engine: str
+    start_s: float
+    """Since the job began."""
+    end_s: float
+    engine_age_s: float
+    """At the span's start, since the engine as launched took its first request."""
+    cap_requests: int
+    """The most that the engine itself admits."""
+    running_requests: float
+    """Mean over the span."""
+    tokens_per_s: float
+    """Output tokens by the engine's counter, finished or not."""
+    accept_length: float | None
+    """None where MTP is off or the engine does not say."""
+    prompt_tokens_per_s: float
+    """Prefilled, prefix cache hits left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """One input of the dry run that the running job contradicts."""
+
+    input: ReadingInput
+    predicted: float
+    measured: float
+    """Requests, seconds, tokens a step or part of device time, by input."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveUpdate:
+    """One engine's rate, as the dry run and the readings together have it."""
+
+    running_requests: float
+    tokens_per_s: Band
+    log_offset: float
+    """Logarithm of the rate over the dry run's for as many running requests."""
+    log_sd: float
+    independent_readings: float
+    """Half mean residence times of steady running; 0 while there is none."""
+    disagreements: tuple[Disagreement, ...]
