@@ -39,6 +39,10 @@ def main() -> int:
     kernels = fitted(calibrate)
     for name in _NAMES:
         print(f"    {name}={_rounded(getattr(kernels, name))!r},")
+    print("FITTED_PAIRS = frozenset((")
+    for pair in sorted({item.pair() for item in calibrate}):
+        print(f"    {tuple(pair.split(' on ', 1))!r},")
+    print("))")
     for title, part in (("calibrate", calibrate), ("score", score)):
         before = median_percent([item.error(_START) for item in part])
         after = median_percent([item.error(kernels) for item in part])

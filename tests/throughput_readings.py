@@ -1,6 +1,5 @@
 """The published readings beside what the model says of them: shared by the score and the fit."""
 
-import hashlib
 import json
 import math
 from collections import Counter, defaultdict
@@ -13,7 +12,7 @@ from typing import Any
 from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.rate_point import PointQuery, point_replica
 from pipeline.planner.step_time import Kernels, Replica
-from pipeline.planner.throughput import Rate, Workload, error_class, rate_at
+from pipeline.planner.throughput import Rate, Workload, model_family, rate_at, rate_class_of
 
 DATA = Path(__file__).with_name("data") / "throughput"
 
@@ -35,7 +34,7 @@ class Reading:
 
     def pair(self) -> str:
         """The model's family and the card: readings of one pair err together."""
-        return f"{family(self.row['model'])} on {self.row['gpu']}"
+        return f"{model_family(self.row['model'])} on {self.replica.gpu}"
 
     def measured(self) -> bool:
         """Whether a machine said it."""
@@ -64,9 +63,9 @@ class Reading:
         """log(measured / predicted)."""
         return math.log(self.row["tokens_per_s_per_gpu"] / self.predicted(kernels))
 
-    def error_class(self) -> str:
+    def rate_class(self) -> str:
         """The class that its band is taken from."""
-        return error_class(self.replica.model)[0]
+        return rate_class_of(self.replica.model)
 
 
 @cache
@@ -87,24 +86,16 @@ def left_out() -> Counter[str]:
     return Counter(json.loads(line)["reason"].split(":")[0] for line in lines)
 
 
-def family(model: str) -> str:
-    """Checkpoints of one shape, whatever their format or tuning."""
-    tail = model.rsplit("/", 1)[-1]
-    for suffix in ("-Instruct", "-2507", "-NVFP4", "-AWQ", "-FP8"):
-        tail = tail.replace(suffix, "")
-    return {"DeepSeek-R1": "DeepSeek-V3", "DeepSeek-V3.1": "DeepSeek-V3"}.get(tail, tail)
-
-
 def split(items: Iterable[Reading]) -> tuple[list[Reading], list[Reading]]:
-    """The part to fit on and the part to report on: whole pairs, about three to two."""
+    """The part to fit on and the part to report on: three pairs to two, from the largest on."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for item in items:
         groups[item.pair()].append(item)
     calibrate: list[Reading] = []
     score: list[Reading] = []
-    for pair in sorted(groups, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
-        smaller = calibrate if len(calibrate) <= 1.5 * len(score) else score
-        smaller += groups[pair]
+    for place, pair in enumerate(sorted(groups, key=lambda name: (-len(groups[name]), name))):
+        part = score if place % 5 in (1, 3) else calibrate
+        part += groups[pair]
     return calibrate, score
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import PlanError
 from pipeline.planner.fitted_kernels import FITTED
-from pipeline.planner.hardware import gpu_named, speed_of
+from pipeline.planner.hardware import gpu_named
 from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import catalogue_names, find_model
@@ -94,7 +94,7 @@ def _replica(
     slot = 0.0
     if isinstance(state, LinearState):
         slot = slot_bytes(state, ranks, ssm_dtype(flags, state))
-    return replica_of(model, settings, ranks, speed_of(gpu), state_slot_bytes=slot, kernels=kernels)
+    return replica_of(model, settings, ranks, gpu, state_slot_bytes=slot, kernels=kernels)
 
 
 def _speculative_words(draft_tokens: int) -> list[str]:

@@ -13,11 +13,13 @@ from typing import Literal
 
 from pipeline.planner.attention_traffic import RequestTraffic, request_traffic
 from pipeline.planner.formats import bytes_per_param, format_of
+from pipeline.planner.hardware import speed_of
 from pipeline.planner.parallel import Parallel
 from pipeline.planner.weights import rank_share
 from schemas.estimate import GpuSpeed, StepParts
 from schemas.plan import (
     BuiltInDraft,
+    Gpu,
     ModelFacts,
     Moe,
     NoSpeculation,
@@ -105,6 +107,7 @@ class Replica:
     model: ModelFacts
     settings: PlanSettings
     ranks: Parallel
+    gpu: str
     speed: GpuSpeed
     kernels: Kernels
     state_slot_bytes: float
@@ -119,7 +122,7 @@ def replica_of(
     model: ModelFacts,
     settings: PlanSettings,
     ranks: Parallel,
-    speed: GpuSpeed,
+    gpu: Gpu,
     *,
     state_slot_bytes: float,
     kernels: Kernels,
@@ -132,7 +135,8 @@ def replica_of(
     if isinstance(model.draft, BuiltInDraft):
         draft, draft_experts = _loads(model.draft.tensors, model, ranks)
     return Replica(
-        model=model, settings=settings, ranks=ranks, speed=speed, kernels=kernels,
+        model=model, settings=settings, ranks=ranks, gpu=gpu.name, speed=speed_of(gpu),
+        kernels=kernels,
         state_slot_bytes=state_slot_bytes, dense=(*dense, *head),
         experts=experts, draft=draft, draft_experts=draft_experts, head=head,
     )  # fmt: skip

@@ -11,7 +11,9 @@ Whether b requests can run is the planner's question.
 import math
 from dataclasses import dataclass
 
+from pipeline.planner.fitted_kernels import FITTED_PAIRS
 from pipeline.planner.formats import format_of
+from pipeline.planner.rate_errors import RateClass, rate_spreads
 from pipeline.planner.step_time import Replica, decode_step, prefill_s
 from schemas.estimate import Band, StepParts
 from schemas.plan import ModelFacts, Moe, NoSpeculation
@@ -19,7 +21,6 @@ from schemas.plan import ModelFacts, Moe, NoSpeculation
 # assumed until measured: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 a
 # step (2.2 to 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
 ASSUMED_ACCEPT_LENGTH = 2.6
-ACCEPT_LENGTH_LOG_SD = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class Rate:
     tokens_per_s: float
     tokens_per_s_per_gpu: Band
     log_sd: float
-    """Of the rate's error, from the class of the model and its weights."""
-    error_class: str
+    """Of the rate's error at these running requests."""
+    rate_class: RateClass
 
 
 def rate_at(
@@ -70,9 +71,16 @@ def rate_at(
     decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
-    name, sd = error_class(replica.model)
-    if speculative and accept_length is None:
-        sd = math.hypot(sd, ACCEPT_LENGTH_LOG_SD)
+    spreads = rate_spreads(
+        rate_class_of(replica.model),
+        pair_measured=pair_is_measured(replica.model, replica.gpu),
+        cap_logged=True,
+        accept_length=kept if speculative else None,
+        accept_measured=accept_length is not None,
+        release=replica.settings.release,
+        release_measured=True,
+    )
+    sd = math.sqrt(sum(spread.log_sd**2 for spread in spreads))
     return Rate(
         running_requests=running_requests,
         step=step,
@@ -81,7 +89,7 @@ def rate_at(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
         log_sd=sd,
-        error_class=name,
+        rate_class=rate_class_of(replica.model),
     )
 
 
@@ -99,30 +107,40 @@ def assumed_accept_length(replica: Replica) -> float:
 
 # --- how sure ---------------------------------------------------------------------------------
 
-# Standard deviation of log(measured / predicted), by the kind of model and its weights.
-_ERROR_LOG_SD = {
-    "dense bf16": 0.15,
-    "dense fp8": 0.26,
-    "MoE bf16": 0.30,
-    "MoE fp8": 0.26,
-    "4-bit": 0.34,
-}
 # The p90 of a Student t with 4 degrees of freedom, scaled to a standard deviation of 1:
 # 1.533 / sqrt(4 / (4 - 2)). Errors have heavier tails than a normal's.
 _P90_DEVIATIONS = 1.084
+_FOUR_BITS = {"nvfp4", "mxfp4", "int4", "int4-awq", "int4-gptq"}
+_EIGHT_BITS = {"fp8", "fp8-block", "mxfp8"}
 
 
-def error_class(model: ModelFacts) -> tuple[str, float]:
-    """The class of a model's error, and its standard deviation."""
+def rate_class_of(model: ModelFacts) -> RateClass:
+    """The class whose error a model's rate has."""
     formats = {format_of(group, model.format) for group in model.tensors}
     moe = isinstance(model.ffn, Moe)
-    if formats & {"nvfp4", "mxfp4", "int4", "int4-awq", "int4-gptq"}:
-        name = "4-bit"
-    elif formats & {"fp8", "fp8-block", "mxfp8"}:
-        name = "MoE fp8" if moe else "dense fp8"
-    else:
-        name = "MoE bf16" if moe else "dense bf16"
-    return name, _ERROR_LOG_SD[name]
+    if formats & _FOUR_BITS:
+        return "4-bit"
+    if formats & _EIGHT_BITS:
+        return "fp8 experts" if moe else "fp8 dense"
+    return "bf16 experts" if moe else "bf16 dense"
+
+
+def pair_is_measured(model: ModelFacts, gpu: str) -> bool:
+    """Whether readings of this model's family on this card are among those fitted to."""
+    return (model_family(model.name), gpu) in FITTED_PAIRS
+
+
+def model_family(name: str) -> str:
+    """Checkpoints of one shape, whatever their format or tuning."""
+    tail = name.rstrip("/").rsplit("/", 1)[-1]
+    for suffix in ("-Instruct", "-2507", "-NVFP4", "-AWQ", "-FP8"):
+        tail = tail.replace(suffix, "")
+    same = {
+        "DeepSeek-R1": "DeepSeek-V3", "DeepSeek-V3.1": "DeepSeek-V3",
+        "Qwen3.6-27B": "Qwen3.5-27B", "Qwen3.8-27B": "Qwen3.5-27B",
+        "Qwen3.6-35B-A3B": "Qwen3.5-35B-A3B",
+    }  # fmt: skip
+    return same.get(tail, tail)
 
 
 def log_band(middle: float, log_sd: float) -> Band:
