@@ -46,6 +46,9 @@ planner-score: $(STAMP) ## score the memory planner on launches known to run or 
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.planner_oracle
 
+estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
+	$(BIN)/python -m tests.peer_estimate $(ARGS)
+
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
 	$(BIN)/python -m jobs.plan $(RUN)
@@ -54,4 +57,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle plan
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate-peer plan
