@@ -48,6 +48,8 @@ planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (d
 
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
 	$(BIN)/python -m tests.replay_lengths
+estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
+	$(BIN)/python -m tests.peer_estimate $(ARGS)
 
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
@@ -57,4 +59,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle lengths-score plan
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle lengths-score plan estimate-peer

@@ -112,7 +112,7 @@ def median_percent(errors: Sequence[float]) -> float:
 def _reading(row: dict[str, Any]) -> Reading:
     accept, known = row["accept_length"], True
     if row["mtp"] and accept is None:
-        if row["source"] == "SGLang cookbook" and row["num_draft_tokens"] == 4:
+        if row["source"].startswith("SGLang cookbook") and row["num_draft_tokens"] == 4:
             accept = _COOKBOOK_ACCEPT_LENGTH
         else:
             known = False
