@@ -7,6 +7,7 @@ running requests is taken as given: whether they fit is the planner's question.
 from dataclasses import dataclass
 
 from pipeline.errors import PlanError
+from pipeline.planner.assessment import Launch
 from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.hardware import gpu_named
 from pipeline.planner.launch_flags import parse_launch_line
@@ -15,10 +16,9 @@ from pipeline.planner.model_files import catalogue_names, find_model
 from pipeline.planner.parallel import parallel_of
 from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
-from pipeline.planner.state_pool import slot_bytes, ssm_dtype
-from pipeline.planner.step_time import Kernels, Replica, replica_of
+from pipeline.planner.step_time import Kernels, Replica, replica_of_launch
 from pipeline.planner.throughput import Rate, Workload, rate_at
-from schemas.plan import Gpu, LinearState, ModelFacts, Moe
+from schemas.plan import Gpu, ModelFacts, Moe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +89,11 @@ def _replica(
     settings = resolved(flags, model, gpu, rules)
     if isinstance(settings, Refusal):
         raise PlanError(settings.message)
-    ranks = parallel_of(flags)
-    state = model.state
-    slot = 0.0
-    if isinstance(state, LinearState):
-        slot = slot_bytes(state, ranks, ssm_dtype(flags, state))
-    return replica_of(model, settings, ranks, gpu, state_slot_bytes=slot, kernels=kernels)
+    launch = Launch(
+        model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
+        settings=settings, calibration=None,
+    )  # fmt: skip
+    return replica_of_launch(launch, kernels)
 
 
 def _speculative_words(draft_tokens: int) -> list[str]:

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.planner.assessment import Launch
 from pipeline.planner.attention_traffic import RequestTraffic, request_traffic
 from pipeline.planner.formats import bytes_per_param, format_of
 from pipeline.planner.hardware import speed_of
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.weights import rank_share
 from schemas.estimate import GpuSpeed, StepParts
 from schemas.plan import (
     BuiltInDraft,
     Gpu,
+    LinearState,
     ModelFacts,
     Moe,
     NoSpeculation,
@@ -139,6 +142,18 @@ def replica_of(
         kernels=kernels,
         state_slot_bytes=state_slot_bytes, dense=(*dense, *head),
         experts=experts, draft=draft, draft_experts=draft_experts, head=head,
+    )  # fmt: skip
+
+
+def replica_of_launch(launch: Launch, kernels: Kernels) -> Replica:
+    """The replica that a resolved launch makes."""
+    state = launch.model.state
+    slot = 0.0
+    if isinstance(state, LinearState):
+        slot = slot_bytes(state, launch.ranks, ssm_dtype(launch.flags, state))
+    return replica_of(
+        launch.model, launch.settings, launch.ranks, launch.gpu, state_slot_bytes=slot,
+        kernels=kernels,
     )  # fmt: skip
 
 
