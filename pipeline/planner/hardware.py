@@ -4,15 +4,17 @@ A card has two totals: `smi_mib`, from which SGLang picks its defaults, and `tot
 CUDA hands out. This module knows nothing about models or launches.
 """
 
+import difflib
 import json
 import math
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError
-from schemas.estimate import GpuSpeed
+from schemas.estimate import GpuSpeed, PriceKind
 from schemas.plan import Gpu
 
 GIB = 1 << 30
@@ -26,6 +28,18 @@ _PCIE_GB_PER_S = 50
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One provider's price, as it was read."""
+
+    kind: PriceKind
+    low_usd_per_gpu_hour: float
+    high_usd_per_gpu_hour: float
+    source: str
+    date: str
+    """Empty where it is not known."""
+
+
 def gpu_named(text: str) -> Gpu:
     """The card that `text` names, in any spelling that leaves it unambiguous."""
     wanted = _words(text)
@@ -35,8 +49,10 @@ def gpu_named(text: str) -> Gpu:
     )
     score, key = by_score[0]
     if score <= 0:
+        near = difflib.get_close_matches(_dashed(text), cards, n=3, cutoff=0.5)
+        hint = f"; the nearest: {', '.join(near)}" if near else ""
         raise PlanError(
-            f"unknown GPU {text!r}; known: {', '.join(sorted(cards))}; "
+            f"unknown GPU {text!r}{hint}; known: {', '.join(sorted(cards))}; "
             f"or give its memory with --gpu-memory-gib"
         )
     return cards[key][0]
@@ -97,6 +113,12 @@ def speed_of(gpu: Gpu) -> GpuSpeed:
     )
 
 
+def listed_prices(gpu: Gpu) -> tuple[Listing, ...]:
+    """Every listing of the card; none for a card known by its memory alone."""
+    entry = _entries_by_name().get(gpu.name, {})
+    return tuple(Listing(**listing) for listing in entry.get("prices", ()))
+
+
 def gpu_keys() -> tuple[str, ...]:
     """Every card of the catalogue, by its short name."""
     return tuple(_catalogue())
@@ -123,6 +145,10 @@ def _catalogue() -> dict[str, tuple[Gpu, tuple[frozenset[str], ...]]]:
         spellings = (entry["key"], entry["name"], *entry["aliases"])
         cards[entry["key"]] = (gpu, tuple(_words(spelling) for spelling in spellings))
     return cards
+
+
+def _dashed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _words(text: str) -> frozenset[str]:

@@ -22,14 +22,20 @@ from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, Mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLengths:
-    """Tokens that a request holds when it ends, for "requests at expected length"."""
+    """Tokens that a request holds, for "requests at expected length"."""
 
     prompt_tokens: int = 512
     output_tokens: int = 7680
+    context_tokens: float | None = None
+    """Mean over the running requests, where the lengths' spread is known."""
 
     def total_tokens(self) -> int:
         """Tokens in the cache at the end of the mean request."""
         return self.prompt_tokens + self.output_tokens
+
+    def held_tokens(self) -> float:
+        """What one running request is reckoned to hold: its mean, else its end."""
+        return self.context_tokens or self.total_tokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +159,7 @@ def requests_at(outcome: Stopped | Sized, lengths: ExpectedLengths) -> int:
     """Requests of the expected length that one data-parallel rank holds at once."""
     if isinstance(outcome, Stopped):
         return 0
-    return min(outcome.running, outcome.pool.tokens // max(lengths.total_tokens(), 1))
+    return min(outcome.running, int(outcome.pool.tokens // max(lengths.held_tokens(), 1)))
 
 
 def _capacity(outcome: Stopped | Sized) -> Capacity:
@@ -192,5 +198,7 @@ def _assumptions(
     found.append(
         f"a request ends with {lengths.prompt_tokens} prompt and "
         f"{lengths.output_tokens} output tokens"
+        if lengths.context_tokens is None
+        else f"a running request holds {lengths.context_tokens:,.0f} tokens on average"
     )
     return tuple(found)

@@ -1,8 +1,8 @@
 """From a model and hardware options to the flags that give the most.
 
-`best_plans` tries launches and returns those that form 1 calls `fits`, best first. What "best"
-means is one function, `running_requests_in_all`; an estimate of tokens a second takes its place
-through `rank`.
+`best_candidates` tries launches and returns the best of each shape that form 1 calls `fits`;
+`best_plans` makes plans of the first. What "best" means is one function: running requests here,
+tokens a second for each dollar where `rated_plans` asks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +12,10 @@ from itertools import product
 from pipeline.errors import PlanError
 from pipeline.planner.assessment import Launch, Sized, assess
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.launch_plan import ExpectedLengths, plan_launch, requests_at
+from pipeline.planner.launch_plan import ExpectedLengths, plan_launch
 from pipeline.planner.memory_budget import judgement
 from pipeline.planner.parallel import parallel_of
+from pipeline.planner.resident import cap_of
 from pipeline.planner.resolution import Refusal, resolved
 from pipeline.planner.sglang_rules import rules_for
 from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
@@ -54,7 +55,10 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A launch that fits, and how many copies of it the hardware holds."""
+    """A launch that fits, and how many copies of it the hardware holds.
+
+    `requests_a_replica` run at once by memory and by the engine's limit, each of mean length.
+    """
 
     hardware: HardwareOption
     launch: Launch
@@ -68,6 +72,7 @@ class FoundPlan:
     """One answer of the search."""
 
     plan: LaunchPlan
+    candidate: Candidate
     hardware: HardwareOption
     replicas: int
     requests_in_all: int
@@ -95,6 +100,33 @@ def best_plans(
     most: int = 10,
 ) -> tuple[FoundPlan, ...]:
     """The best launch of each shape that fits, best first."""
+    found = best_candidates(
+        model, options, lengths, limits, base=base, version=version,
+        output_tokens_cv=output_tokens_cv, calibrations=calibrations, rank=rank,
+    )  # fmt: skip
+    plans = []
+    for candidate in found:
+        plan = planned(candidate, lengths, version)
+        if plan is not None:
+            plans.append(plan)
+        if len(plans) == most:
+            break
+    return tuple(plans)
+
+
+def best_candidates(
+    model: ModelFacts,
+    options: tuple[HardwareOption, ...],
+    lengths: ExpectedLengths,
+    limits: SearchLimits,
+    *,
+    base: LaunchFlags,
+    version: str | None = None,
+    output_tokens_cv: float = 0.5,
+    calibrations: Mapping[str, Calibration] | None = None,
+    rank: Rank = running_requests_in_all,
+) -> tuple[Candidate, ...]:
+    """The best of each shape that fits, best first; PlanError where none does."""
     if lengths.total_tokens() > model.context_length:
         raise PlanError(
             f"lengths: {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens "
@@ -116,14 +148,7 @@ def best_plans(
         )
     # Equal figures: the plan with fewer flags, then the one with more tokens to spare.
     found.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
-    plans = []
-    for _, candidate in found:
-        plan = _planned(candidate, lengths, version)
-        if plan is not None:
-            plans.append(plan)
-        if len(plans) == most:
-            break
-    return tuple(plans)
+    return tuple(candidate for _, candidate in found)
 
 
 def _named(option: HardwareOption) -> str:
@@ -259,7 +284,14 @@ def _best_of_shape(
     for factor in _BETWEEN:
         other = tried(chunk, int(limit * factor))
         if other is not None and other.requests_a_replica > best.requests_a_replica:
-            best = other
+            best, limit = other, int(limit * factor)
+    # Memory set aside for more requests than run is missing to those that do: halve the gap.
+    while limit - best.requests_a_replica > max(1, limit // 50):
+        limit = (limit + best.requests_a_replica) // 2
+        other = tried(chunk, limit)
+        if other is None or other.requests_a_replica <= best.requests_a_replica:
+            break
+        best = other
     return best
 
 
@@ -291,18 +323,23 @@ def _highest_fraction(
         sized = assess(launch)
         if not isinstance(sized, Sized) or judgement(launch, sized).verdict != "fits":
             continue
-        each = requests_at(sized, lengths) * launch.ranks.attention_dp_size
-        if each < 1:
-            return None
-        ranks = launch.ranks.tp_size * launch.ranks.pp_size
-        return Candidate(
-            hardware=option,
-            launch=launch,
-            sized=sized,
-            replicas=option.count // ranks,
-            requests_a_replica=each,
-        )
+        return _candidate(option, launch, sized, lengths)
     return None
+
+
+def _candidate(
+    option: HardwareOption, launch: Launch, sized: Sized, lengths: ExpectedLengths
+) -> Candidate | None:
+    each, _ = cap_of(sized, launch.model, lengths.held_tokens())
+    if each < 1:
+        return None
+    return Candidate(
+        hardware=option,
+        launch=launch,
+        sized=sized,
+        replicas=option.count // (launch.ranks.tp_size * launch.ranks.pp_size),
+        requests_a_replica=each * launch.ranks.attention_dp_size,
+    )
 
 
 def _launch(
@@ -327,7 +364,7 @@ def _launch(
     )
 
 
-def _planned(
+def planned(
     candidate: Candidate, lengths: ExpectedLengths, version: str | None
 ) -> FoundPlan | None:
     """The candidate as form 1 sees it, with the request limit that the lengths bear."""
@@ -338,13 +375,28 @@ def _planned(
             launch.model, launch.gpu, line, version=version, lengths=lengths,
             calibration=launch.calibration, with_advice=False,
         )  # fmt: skip
-        each = plan.requests_at_expected_length if isinstance(plan, LaunchPlan) else 0
-        each *= launch.ranks.attention_dp_size
-        if isinstance(plan, LaunchPlan) and plan.verdict == "fits" and each:
+        if not isinstance(plan, LaunchPlan) or plan.verdict != "fits":
+            continue
+        held = _held(candidate, line, lengths, version)
+        if held is not None:
             return FoundPlan(
                 plan=plan,
+                candidate=held,
                 hardware=candidate.hardware,
                 replicas=candidate.replicas,
-                requests_in_all=candidate.replicas * each,
+                requests_in_all=candidate.replicas * held.requests_a_replica,
             )
     return None
+
+
+def _held(
+    candidate: Candidate, flags: LaunchFlags, lengths: ExpectedLengths, version: str | None
+) -> Candidate | None:
+    """The candidate again under other flags."""
+    launch = _launch(
+        candidate.launch.model, candidate.hardware, flags, version, candidate.launch.calibration
+    )
+    sized = assess(launch) if launch else None
+    if launch is None or not isinstance(sized, Sized):
+        return None
+    return _candidate(candidate.hardware, launch, sized, lengths)

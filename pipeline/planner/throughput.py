@@ -94,15 +94,26 @@ def rate_at(
 
 
 def assumed_accept_length(replica: Replica) -> float:
-    """Tokens that a verify step keeps, until measured: a chain of equal odds.
-
-    One drafted token is kept with odds a; 4 draft tokens keep 1 + a + a^2 + a^3 = 2.6 at a = 0.66.
-    """
-    settings = replica.settings
-    if isinstance(settings.speculation, NoSpeculation):
+    """Tokens that a verify step keeps, until measured."""
+    if isinstance(replica.settings.speculation, NoSpeculation):
         return 1.0
-    odds = 0.66
-    return sum(odds**place for place in range(settings.speculation.num_draft_tokens))
+    odds = accept_odds(ASSUMED_ACCEPT_LENGTH, 4)
+    return chained_accept_length(odds, replica.settings.speculation.num_draft_tokens)
+
+
+def chained_accept_length(odds: float, num_draft_tokens: int) -> float:
+    """Tokens kept of a chain in which each drafted token is kept with the same odds."""
+    return sum(odds**place for place in range(num_draft_tokens))
+
+
+def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
+    """The odds under which a chain keeps so many tokens a step."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        kept = chained_accept_length(middle, num_draft_tokens)
+        low, high = (middle, high) if kept < accept_length else (low, middle)
+    return (low + high) / 2
 
 
 # --- how sure ---------------------------------------------------------------------------------
