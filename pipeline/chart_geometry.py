@@ -8,22 +8,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from schemas.estimate import Band, RateCurve
 from schemas.plan import BudgetRow
 
 _LABEL_ROOM_PERCENT = 62.0  # a mark further right has its label on its left
+_SCALE_TO_MEDIAN = 4.0  # a bar at the median is then a quarter of the width at least
 _CLOSE_PERCENT = 15.0  # about the size of a label on a phone
 _BREAK_EVEN_REACH = 1.5  # how far past the widest cap the axis goes to show the break-even
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandBar:
-    """A bar from zero to the p50, with the band from p10 to p90 upon it."""
+    """Solid from zero to the p10, paler from there to the p90, with a tick at the p50."""
 
     low_percent: float
     middle_percent: float
     high_percent: float
+    beyond: bool
+    """The p90 is more than the scale shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,14 @@ def band_bar(band: Band, full_scale: float) -> BandBar:
         low_percent=_percent(band.p10, full_scale),
         middle_percent=_percent(band.p50, full_scale),
         high_percent=_percent(band.p90, full_scale),
+        beyond=band.p90 > full_scale,
     )
+
+
+def bar_scale(bands: Sequence[Band]) -> float:
+    """The highest p90, unless it is so far above the others that it would press them flat."""
+    highest = [band.p90 for band in bands]
+    return min(max(highest), median(highest) * _SCALE_TO_MEDIAN) if highest else 0.0
 
 
 def stacked_segments(rows: Sequence[BudgetRow]) -> tuple[Segment, ...]:

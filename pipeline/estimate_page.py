@@ -5,6 +5,7 @@ figure names it: `data-figure` is its path in `estimate_json`, below `data-optio
 Every text is escaped.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -99,30 +100,31 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.globals.update(figures=figures, hours_usd=output.hours_usd)
+    environment.filters["quoted"] = shlex.quote
     environment.filters["segment_colour"] = lambda name: _SEGMENT_COLOURS.get(name, "other")
     return environment.get_template("estimate.html.j2")
 
 
 def _option_views(options: Sequence[HardwareEstimate]) -> tuple[OptionView, ...]:
-    most_days = max((option.days.p90 for option in options), default=0.0)
-    most_usd = max((bill.usd.p90 for option in options for bill in option.bills), default=0.0)
+    days_scale = geometry.bar_scale([option.days for option in options])
+    usd_scale = geometry.bar_scale([bill.usd for option in options for bill in option.bills])
     return tuple(
-        _option_view(index, option, most_days, most_usd) for index, option in enumerate(options)
+        _option_view(index, option, days_scale, usd_scale) for index, option in enumerate(options)
     )
 
 
 def _option_view(
-    index: int, option: HardwareEstimate, most_days: float, most_usd: float
+    index: int, option: HardwareEstimate, days_scale: float, usd_scale: float
 ) -> OptionView:
     bills = tuple(
-        BillView(index=place, bill=bill, bar=geometry.band_bar(bill.usd, most_usd))
+        BillView(index=place, bill=bill, bar=geometry.band_bar(bill.usd, usd_scale))
         for place, bill in enumerate(option.bills)
     )
     ranking = output.ranking_bill(option)
     return OptionView(
         index=index,
         option=option,
-        days=geometry.band_bar(option.days, most_days),
+        days=geometry.band_bar(option.days, days_scale),
         bills=bills,
         ranking=next((view for view in bills if view.bill is ranking), None),
         plans=tuple(_plan_view(place, plan) for place, plan in enumerate(option.plans)),

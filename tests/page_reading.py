@@ -112,6 +112,7 @@ _SCRIPT = """
 window.onload = () => {
   const shares = (bar, mark) => {
     const whole = bar.getBoundingClientRect();
+    if (!bar.querySelector(mark)) return null;
     const part = bar.querySelector(mark).getBoundingClientRect();
     return [(part.left - whole.left) / whole.width, (part.right - whole.left) / whole.width];
   };
@@ -166,6 +167,7 @@ def browsed(pages: Sequence[tuple[str, int]], folder: Path) -> list[dict[str, An
         capture_output=True, text=True, timeout=_TIMEOUT_S, check=True,
     )  # fmt: skip
     report = re.search(r'<pre id="report">(.*?)</pre>', ended.stdout, re.DOTALL)
-    assert report is not None, f"the browser reports nothing: {ended.stderr[-2000:]}"
-    frames_read: list[dict[str, Any]] = json.loads(html.unescape(report[1]))
+    reported = html.unescape(report[1]) if report else ""
+    assert reported, f"the browser reports nothing: {ended.stderr[-2000:]}"
+    frames_read: list[dict[str, Any]] = json.loads(reported)
     return frames_read

@@ -2,7 +2,14 @@
 
 import pytest
 
-from pipeline.chart_geometry import axis_ticks, band_bar, line_chart, rate_at, stacked_segments
+from pipeline.chart_geometry import (
+    axis_ticks,
+    band_bar,
+    bar_scale,
+    line_chart,
+    rate_at,
+    stacked_segments,
+)
 from schemas.estimate import Band, RateCurve, RatePoint
 from schemas.plan import BudgetRow
 
@@ -22,6 +29,18 @@ def rows(*sizes: int) -> tuple[BudgetRow, ...]:
 def test_bar_is_to_scale_from_zero() -> None:
     bar = band_bar(Band(p10=5.0, p50=6.0, p90=8.0), 16.0)
     assert (bar.low_percent, bar.middle_percent, bar.high_percent) == (31.25, 37.5, 50.0)
+
+
+def test_scale_ends_at_the_highest_unless_that_presses_the_others_flat() -> None:
+    def bands(*ends: float) -> list[Band]:
+        return [Band(p10=end / 2, p50=end / 1.5, p90=end) for end in ends]
+
+    assert bar_scale(bands(1.2, 2.9, 8.4)) == 8.4
+    assert bar_scale(bands(1.0, 2.0, 3.0, 110.0)) == 10.0  # the median is 2.5
+    assert bar_scale([]) == 0.0
+    far = band_bar(bands(110.0)[0], 10.0)
+    assert (far.low_percent, far.high_percent, far.beyond) == (100.0, 100.0, True)
+    assert not band_bar(bands(10.0)[0], 10.0).beyond
 
 
 def test_bar_on_an_empty_scale_has_no_length() -> None:

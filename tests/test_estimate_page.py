@@ -13,7 +13,7 @@ from page_reading import CHROMIUM, Figure, browsed, parsed
 
 from pipeline.estimate_page import estimate_page, other_assumptions
 from pipeline.planner.estimate_output import estimate_json
-from schemas.estimate import RunEstimate
+from schemas.estimate import Band, RunEstimate
 
 PHONE, DESK = 375, 1280
 HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
@@ -34,7 +34,7 @@ def value_of(figure: Figure, estimate: dict[str, Any]) -> float:
 
 def assert_shows(figure: Figure, value: float) -> None:
     """The text is the value: to two significant digits where it is unsure, else to its last."""
-    numbers = re.findall(r"[\d,]*\.?\d+", figure.text)
+    numbers = re.findall(r"-?[\d,]*\.?\d+", figure.text)
     assert len(numbers) == 1, figure
     shown = float(numbers[0].replace(",", "")) / (100 if "%" in figure.text else 1)
     decimals = len(numbers[0].partition(".")[2]) + (2 if "%" in figure.text else 0)
@@ -210,6 +210,21 @@ def test_only_the_first_options_of_many_are_open() -> None:
     reading = parsed(estimate_page(replace(EXAMPLE, options=many)))
     folded = [e for e in reading.elements if e.attributes.get("class") == "option"]
     assert ["open" in e.attributes for e in folded] == [True] * 3 + [False] * 4
+
+
+def test_bar_beyond_the_scale_is_marked_and_the_key_says_so() -> None:
+    far = replace(EXAMPLE.options[0], option="1 x L4", days=Band(p10=90.0, p50=120.0, p90=200.0))
+    page = estimate_page(replace(EXAMPLE, options=(*EXAMPLE.options, far)))
+    assert page.count('class="bar days beyond"') == 1
+    assert "goes on beyond the scale" in page
+    assert "goes on beyond the scale" not in estimate_page(EXAMPLE)
+
+
+def test_launch_line_is_quoted_for_a_shell() -> None:
+    first = EXAMPLE.options[0]
+    plan = replace(first.plans[0], argv=("python", "--json-model-override-args", '{"a": 1}'))
+    text = parsed(estimate_page(replace(EXAMPLE, options=(replace(first, plans=(plan,)),)))).text
+    assert "python --json-model-override-args '{\"a\": 1}'" in text
 
 
 def test_mtp_plan_shows_its_draft_tokens_and_verify_states() -> None:
