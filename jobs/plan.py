@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
-    from pipeline.planner.launch_plan import ExpectedLengths, RefusedPlan
-    from pipeline.planner.search import FoundPlan, HardwareOption
+    from pipeline.planner.launch_plan import RefusedPlan
+    from pipeline.planner.rated_plans import Load, RatedSearch
+    from pipeline.planner.search import HardwareOption
     from schemas.config import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
@@ -261,26 +263,33 @@ def _write(path: Path, text: str) -> None:
 
 def _searched(options: argparse.Namespace) -> str:
     from pipeline.planner.launch_flags import parse_launch_line
-    from pipeline.planner.launch_plan import ExpectedLengths
-    from pipeline.planner.search import SearchLimits, best_plans
+    from pipeline.planner.rated_plans import Load, rated_search
+    from pipeline.planner.search import SearchLimits
+    from pipeline.planner.throughput import accept_odds
+    from pipeline.run_lengths import expected_lengths
     from schemas.config import read_run_file
 
     run = read_run_file(options.run_file, options.set)
-    planner = run.planner
+    planner, told = run.planner, run.estimate
     config = options.model_config or (
         Path(planner.model_config_path) if planner.model_config_path else None
     )
     model = _model(run.model, config, options.weights_format or planner.weights_format)
     environment = [f"{name}={value}" for name, value in run.engine.env.items()]
     base = parse_launch_line([*environment, *run.engine.flags, "--model-path", run.model])
-    lengths = ExpectedLengths(
-        prompt_tokens=round(run.lengths.prompt_tokens_mean),
-        output_tokens=round(run.lengths.output_tokens_mean),
+    odds = None
+    if told.accept_length is not None:
+        odds = accept_odds(told.accept_length, told.draft_tokens)
+    load = Load(
+        prompt_tokens_mean=run.lengths.prompt_tokens_mean or options.prompt_tokens,
+        lengths=expected_lengths(run, limit_tokens=_longest_output(run)),
+        accept_odds=odds,
     )
-    found = best_plans(
+    hardware = _hardware(options, run)
+    found = rated_search(
         model,
-        _hardware(options, run),
-        lengths,
+        hardware,
+        load,
         SearchLimits(
             mtp=planner.allow_mtp,
             prefix_cache=planner.allow_prefix_cache,
@@ -290,10 +299,36 @@ def _searched(options: argparse.Namespace) -> str:
         ),
         base=base,
         version=options.sglang_version or planner.sglang_version,
-        output_tokens_cv=run.lengths.output_tokens_cv,
+        usd_per_gpu_hour=_usd_per_gpu_hour(hardware, run),
         most=options.most,
     )
-    return _search_json(found) if options.json else _search_text(model, lengths, found)
+    return _search_json(found) if options.json else _search_text(model, load, found)
+
+
+def _longest_output(run: "RunFile") -> int:
+    """`sampling.max_tokens` where it is given; its default must not cut what lengths state."""
+    limit, mean = run.sampling.max_tokens, run.lengths.output_tokens_mean
+    if mean is None or "max_tokens" in run.sampling.model_fields_set:
+        return limit
+    cv = 1.0 if run.lengths.output_tokens_cv is None else run.lengths.output_tokens_cv
+    # Six standard deviations over the mean: what the longest of many is reckoned to be.
+    return max(limit, round(mean * (1 + 6 * cv)))
+
+
+def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") -> dict[str, float]:
+    """The run file's prices, else the catalogue's on demand, by card."""
+    from pipeline.planner.prices import prices_of
+
+    own = {
+        _card(entry.gpu, entry.memory_gib).name: entry.usd_per_gpu_hour for entry in run.hardware
+    }
+    today = datetime.now(UTC).date()
+    prices = {}
+    for option in hardware:
+        found = prices_of(option.gpu, today, own_usd=own.get(option.gpu.name))
+        if found and found[0].kind != "spot":
+            prices[option.gpu.name] = found[0].usd_per_gpu_hour
+    return prices
 
 
 def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOption, ...]":
@@ -309,40 +344,80 @@ def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOpt
     )
 
 
-def _search_json(found: "tuple[FoundPlan, ...]") -> str:
+def _search_json(found: "RatedSearch") -> str:
     from pipeline.planner.plan_output import plan_json
 
+    by_rate = _ranks_by_rate(found)
     plans = [
         {
-            **plan_json(item.plan),
-            "gpu_count": item.hardware.count,
-            "replicas": item.replicas,
-            "requests_in_all": item.requests_in_all,
+            **plan_json(item.found.plan),
+            "gpu_count": item.found.hardware.count,
+            "replicas": item.found.replicas,
+            "requests_in_all": item.found.requests_in_all,
+            "running_requests": item.resident.running_requests * item.found.replicas,
+            "limited_by": item.resident.limited_by,
+            "retraction_risk": item.resident.retraction_risk,
+            "tokens_per_s": item.tokens_per_s,
+            "tokens_per_s_rank": by_rate[place],
+            "usd_per_million_tokens": item.usd_per_million_tokens,
+            "mtp_break_even_requests": found.break_even_requests,
         }
-        for item in found
+        for place, item in enumerate(found.plans)
     ]
     return json.dumps(plans, indent=1)
 
 
-def _search_text(
-    model: "ModelFacts", lengths: "ExpectedLengths", found: "tuple[FoundPlan, ...]"
-) -> str:
+def _ranks_by_rate(found: "RatedSearch") -> list[int]:
+    """Each plan's place by tokens/s, 1 for the fastest."""
+    rates = sorted((item.tokens_per_s for item in found.plans), reverse=True)
+    return [1 + rates.index(item.tokens_per_s) for item in found.plans]
+
+
+_SEARCH_HEAD = (
+    f"  {'usd/M':>7}  {'tokens/s':>9}  {'by rate':>7}  {'running':>8}  {'replicas':>8}  "
+    f"{'left GiB':>8}  hardware and flags"
+)
+
+
+def _search_text(model: "ModelFacts", load: "Load", found: "RatedSearch") -> str:
     from pipeline.planner.plan_output import plan_text
 
+    summary = load.lengths.summary
     lines = [
-        f"{model.name}: {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens",
+        (
+            f"{model.name}: {load.prompt_tokens_mean:,.0f} prompt tokens; output mean "
+            f"{summary.mean_tokens:,.0f}, CV {summary.cv:.2g}, limit {summary.limit_tokens:,}"
+        ),
         "",
-        f"  {'requests':>8}  {'replicas':>8}  {'tokens':>12}  {'left GiB':>8}  hardware and flags",
+        _SEARCH_HEAD,
     ]
-    for item in found:
-        plan = item.plan
+    for rank, item in zip(_ranks_by_rate(found), found.plans, strict=True):
+        plan = item.found.plan
         left = (plan.slack_bytes - sum(need.bytes for need in plan.slack_items)) / (1 << 30)
+        usd = item.usd_per_million_tokens
         lines.append(
-            f"  {item.requests_in_all:>8,}  {item.replicas:>8}  "
-            f"{plan.capacity.max_total_num_tokens:>12,}  {left:>8.1f}  "
-            f"{item.hardware.count} x {item.hardware.gpu.name}: {' '.join(plan.argv[2:])}"
+            f"  {'-' if usd is None else f'{usd:.3f}':>7}  {item.tokens_per_s:>9,.0f}  "
+            f"{rank:>7}  {item.resident.running_requests * item.found.replicas:>8,.0f}  "
+            f"{item.found.replicas:>8}  {left:>8.1f}  "
+            f"{item.found.hardware.count} x {item.found.hardware.gpu.name}: "
+            f"{' '.join(plan.argv[2:])}"
         )
-    return "\n".join([*lines, "", "the best, in full", "", plan_text(found[0].plan)])
+    best = found.plans[0].found.plan
+    return "\n".join([*lines, "", _break_even_text(found), "", "the best, in full", "",
+                      plan_text(best)])  # fmt: skip
+
+
+def _break_even_text(found: "RatedSearch") -> str:
+    caps = {curve.mtp: curve.cap_requests for curve in found.curves}
+    if True not in caps or False not in caps:
+        return "MTP: only one setting fits or is allowed, so none is weighed against another"
+    if found.break_even_requests is None:
+        at = "MTP gives more at every batch"
+    elif found.break_even_requests <= 1:
+        at = "MTP gives less at every batch"
+    else:
+        at = f"MTP gives more below {found.break_even_requests} running requests a replica"
+    return f"{at}; memory holds {caps[True]} a replica with it and {caps[False]} without"
 
 
 if __name__ == "__main__":

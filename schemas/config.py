@@ -190,15 +190,43 @@ class HardwareConfig(_Section):
     count: Annotated[int, Field(ge=1, le=64)] = 1
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Instead of the catalogue's figure, or for a card that it lacks."""
+    usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
+    """Your own price. Null: the catalogue's listed prices."""
+    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
 
 class LengthsConfig(_Section):
-    """Lengths to expect, in tokens."""
+    """Lengths to expect, in tokens. The limit is `sampling.max_tokens`."""
 
-    prompt_tokens_mean: Annotated[float, Field(gt=0)] = 512.0
-    output_tokens_mean: Annotated[float, Field(gt=0)] = 7680.0
-    output_tokens_cv: Annotated[float, Field(ge=0, le=5)] = 0.5
-    """Standard deviation over mean."""
+    prompt_tokens_mean: Annotated[float, Field(gt=0)] | None = None
+    """Null: counted from a sample of the prompts."""
+    output_tokens_mean: Annotated[float, Field(gt=0)] | None = None
+    """Of completions as written, cut at the limit. Null: 2500 thinking, 500 not, before the cut."""
+    output_tokens_cv: Annotated[float, Field(ge=0, le=5)] | None = None
+    """Standard deviation over mean. Null: 1.2 thinking, 1.0 not."""
+    output_tokens_column: str | None = None
+    """A column of the prompts that holds the length of each completion, from an earlier run."""
+
+
+class EstimateConfig(_Section):
+    """What the estimate assumes beyond the plan."""
+
+    accept_length: Annotated[float, Field(ge=1, le=16)] | None = None
+    """Tokens that a verify step keeps with `draft_tokens`, measured. Null: 2.6 of 4, assumed."""
+    draft_tokens: Annotated[int, Field(ge=2, le=16)] = 4
+    storage_gb_per_s: Annotated[float, Field(gt=0)] = 1.0
+    """10^9 bytes a second at which one replica's weights are read."""
+    hours_between_preemptions: Annotated[float, Field(gt=0)] = 12.0
+    """Of one node on spot."""
+
+    @model_validator(mode="after")
+    def _no_more_is_kept_than_drafted(self) -> Self:
+        if self.accept_length is not None and self.accept_length > self.draft_tokens:
+            raise ValueError(
+                f"accept_length: found {self.accept_length:g}; it must not exceed the "
+                f"{self.draft_tokens} draft_tokens"
+            )
+        return self
 
 
 class PlannerConfig(_Section):
@@ -236,6 +264,7 @@ class RunFile(_Section):
     hardware: list[HardwareConfig] = []
     lengths: LengthsConfig = LengthsConfig()
     planner: PlannerConfig = PlannerConfig()
+    estimate: EstimateConfig = EstimateConfig()
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:

@@ -144,7 +144,10 @@ RTX_PRO_6000 = ChosenPlan(
         _curve((1, 56), (4, 208), (8, 388), (12, 531), (16, 640), (24, 820), mtp=True),
     ),
     break_even_requests=84,
-    warnings=("host: 3 physical cores a GPU; detokenising may hold the engine back",),
+    warnings=(
+        "host: 3 physical cores a GPU; detokenising may hold the engine back",
+        "the KV pool is outgrown in more than one of 100 moments; at 64 requests it is not",
+    ),
 )  # fmt: skip
 
 B200 = replace(

@@ -289,8 +289,8 @@ def _asked_elsewhere(row: Compared) -> bool:
 
 
 def _classes() -> Iterator[tuple[str, Callable[[Compared], bool]]]:
-    for name in ("dense bf16", "MoE bf16", "dense fp8", "MoE fp8", "4-bit"):
-        yield name, lambda row, name=name: row.ours.error_class == name  # type: ignore[misc]  # bound here
+    for name in ("bf16 dense", "MoE bf16", "dense fp8", "MoE fp8", "4-bit"):
+        yield name, lambda row, name=name: row.ours.rate_class == name  # type: ignore[misc]  # bound here
     yield "without MTP", lambda row: not row.reading["mtp"]
     yield "with MTP", lambda row: row.reading["mtp"]
     yield "with prefill", lambda row: row.reading["prefill_included"]
@@ -298,7 +298,7 @@ def _classes() -> Iterator[tuple[str, Callable[[Compared], bool]]]:
     yield "SGLang", lambda row: row.reading["engine"] == "sglang"
     yield (
         "SGLang, dense bf16",
-        lambda row: row.reading["engine"] == "sglang" and row.ours.error_class == "dense bf16",
+        lambda row: row.reading["engine"] == "sglang" and row.ours.rate_class == "bf16 dense",
     )
     yield "all measured", lambda row: True
 

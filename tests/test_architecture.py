@@ -32,10 +32,11 @@ FLOORS = (
     ),
     ("pipeline.engines.client",),
     ("pipeline.engines.assembly",),
+    ("pipeline.run_lengths",),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan"),
+    ("jobs.status", "jobs.plan", "jobs.estimate"),
     ("jobs.regenerate",),
 )
 
@@ -50,6 +51,7 @@ DOORS = {
         "pipeline.sources",
         "pipeline.worker",
         "pipeline.dry_run",
+        "pipeline.run_lengths",
     },
     "tqdm": {"jobs.regenerate"},
     "pydantic": {"schemas.config"},

@@ -214,4 +214,4 @@ def test_warning_stands_once_with_all_its_options() -> None:
     found = warnings_by_text(EXAMPLE.options)
     host = next(text for text in found if text.startswith("host"))
     assert found[host] == (EXAMPLE.options[1].option, EXAMPLE.options[2].option)
-    assert len([text for text in found if "outgrow the KV pool" in text]) == 1
+    assert len([text for text in found if "the KV pool is outgrown" in text]) == 1

@@ -178,7 +178,7 @@ def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
     marks = [e for e in reading.elements if e.tag == "mark"]
     assert len(marks) == 4  # two spot prices, each beside its bar and in the table of prices
     assert "8 x L4 TP 8 is the least that holds the weights" in reading.text
-    assert "completions may outgrow the KV pool together" in reading.text
+    assert "the KV pool is outgrown in more than one of 100 moments" in reading.text
     assert "host: 3 physical cores a GPU" in reading.text
     for item in EXAMPLE.assumptions:
         assert f"Narrowed by {item.measure}" in reading.text

@@ -220,8 +220,12 @@ def test_a_run_file_gives_plans_best_first(
     run = tmp_path / "run.yaml"
     run.write_text(RUN)
     plans = json.loads(printed(capsys, str(run), "--json"))
-    counts = [plan["requests_in_all"] for plan in plans]
-    assert counts == sorted(counts, reverse=True)
+    # One kind of card in one number: the dearest token is the slowest.
+    rates = [plan["tokens_per_s"] for plan in plans]
+    assert rates == sorted(rates, reverse=True)
+    assert [plan["tokens_per_s_rank"] for plan in plans] == [
+        1 + sum(other > rate for other in rates) for rate in rates
+    ]
     assert all(plan["verdict"] == "fits" and set(plan) >= KEYS for plan in plans)
     assert plans[0]["argv"][:2] == ["--model-path", "Qwen/Qwen3.6-27B"]
     text = printed(capsys, str(run), "--most", "2")

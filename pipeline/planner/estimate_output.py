@@ -374,14 +374,8 @@ def warnings_by_text(options: Iterable[HardwareEstimate]) -> dict[str, tuple[str
 
 def _option_warnings(option: HardwareEstimate) -> tuple[str, ...]:
     """In the order in which they come, none twice."""
-    retracting = [
-        f"{plan.gpu}: completions may outgrow the KV pool together: requests are then retracted "
-        f"and computed again"
-        for plan in option.plans
-        if plan.retraction_risk
-    ]
     of_plans = [text for plan in option.plans for text in plan.warnings]
-    return tuple(dict.fromkeys((*option.warnings, *retracting, *of_plans)))
+    return tuple(dict.fromkeys((*option.warnings, *of_plans)))
 
 
 def _wrapped(text: str, *, first: str) -> list[str]:

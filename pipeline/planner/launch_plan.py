@@ -28,6 +28,8 @@ class ExpectedLengths:
     output_tokens: int = 7680
     context_tokens: float | None = None
     """Mean over the running requests, where the lengths' spread is known."""
+    output_limit_tokens: int | None = None
+    """The longest completion that the engine is asked for."""
 
     def total_tokens(self) -> int:
         """Tokens in the cache at the end of the mean request."""

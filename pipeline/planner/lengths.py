@@ -56,6 +56,11 @@ def output_lengths(
     return _model(shape, mean_relative_error, source)
 
 
+def prior_mean_and_cv(*, thinking: bool) -> tuple[float, float]:
+    """The prior before any cut."""
+    return _PRIOR_THINKING if thinking else _PRIOR_PLAIN
+
+
 def prior_lengths(*, thinking: bool, limit_tokens: int) -> LengthModel:
     """Lengths where nobody states any. The limit cuts the prior, so its mean falls with it."""
     _check_limit(limit_tokens)

@@ -54,6 +54,7 @@ class Load:
             prompt_tokens=round(self.prompt_tokens_mean),
             output_tokens=max(round(self.lengths.summary.mean_tokens), 1),
             context_tokens=self.workload().context_tokens(),
+            output_limit_tokens=self.lengths.summary.limit_tokens,
         )
 
     def accept_length(self, replica: Replica) -> float | None:
@@ -116,7 +117,8 @@ def rated_search(
     for candidate in candidates:
         found = planned(candidate, lengths, version)
         if found is not None:
-            plans.append(_rated(found, load, prices))
+            searched = not base.has("max-running-requests")
+            plans.append(_rated(found, load, prices, limit_is_memory=searched))
         if len(plans) == most:
             break
     if not plans:
@@ -125,9 +127,11 @@ def rated_search(
     return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
 
 
-def _rated(found: FoundPlan, load: Load, prices: Mapping[str, float]) -> RatedPlan:
+def _rated(
+    found: FoundPlan, load: Load, prices: Mapping[str, float], *, limit_is_memory: bool
+) -> RatedPlan:
     replica = replica_of_launch(found.candidate.launch, FITTED)
-    standing = _resident(found.candidate, load)
+    standing = _resident(found.candidate, load, limit_is_memory=limit_is_memory)
     rate = found.replicas * standing.rate.tokens_per_s
     price = prices.get(found.hardware.gpu.name)
     usd = None if price is None else price * found.hardware.count / (rate * 3600) * 1e6
@@ -140,7 +144,7 @@ def _rated(found: FoundPlan, load: Load, prices: Mapping[str, float]) -> RatedPl
     )
 
 
-def _resident(candidate: Candidate, load: Load) -> Resident:
+def _resident(candidate: Candidate, load: Load, *, limit_is_memory: bool = False) -> Resident:
     replica = replica_of_launch(candidate.launch, FITTED)
     return resident(
         candidate.sized,
@@ -148,6 +152,7 @@ def _resident(candidate: Candidate, load: Load) -> Resident:
         load.workload(),
         load.lengths.shape,
         accept_length=load.accept_length(replica),
+        limit_is_memory=limit_is_memory,
     )
 
 

@@ -11,7 +11,7 @@ from pipeline.planner.contexts import retraction_risk
 from pipeline.planner.length_shapes import LengthShape
 from pipeline.planner.step_time import Replica
 from pipeline.planner.throughput import Rate, Workload, rate_at
-from schemas.plan import ModelFacts, SlidingCache
+from schemas.plan import LinearState, ModelFacts, SlidingCache
 
 # Share of the cap that decodes at once, by the share of device time that prefill takes: requests
 # that are being prefilled hold a place and give no token. measured: 0.68-0.81 on ten SGLang cells
@@ -49,10 +49,17 @@ def resident(
     shape: LengthShape,
     *,
     accept_length: float | None = None,
+    limit_is_memory: bool = False,
 ) -> Resident:
-    """The steady state of a replica with these pools. At least one request must fit."""
+    """The steady state of a replica with these pools. At least one request must fit.
+
+    `limit_is_memory` says that the engine's limit was set to what memory holds.
+    """
     ranks = replica.ranks.attention_dp_size
     each, limited_by = cap_of(sized, replica.model, workload.context_tokens())
+    if limit_is_memory and limited_by == "max_running_requests":
+        linear = isinstance(replica.model.state, LinearState)
+        limited_by = "state slots and KV pool" if linear else "KV pool"
     cap = each * ranks
     full = rate_at(replica, cap, workload, accept_length=accept_length)
     running = max(cap * occupancy(full.prefill_share), min(cap, 1.0))

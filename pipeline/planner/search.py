@@ -143,12 +143,31 @@ def best_candidates(
             if candidate is not None:
                 found.append((rank(candidate), candidate))
     if not found:
-        raise PlanError(
-            f"no plan fits {model.name} on {', '.join(_named(option) for option in options)}"
-        )
+        reasons = "; ".join(_why_not(model, option, lengths, base, version) for option in options)
+        raise PlanError(f"no plan fits {model.name} on {reasons}")
     # Equal figures: the plan with fewer flags, then the one with more tokens to spare.
     found.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
     return tuple(candidate for _, candidate in found)
+
+
+def _why_not(
+    model: ModelFacts,
+    option: HardwareOption,
+    lengths: ExpectedLengths,
+    base: LaunchFlags,
+    version: str | None,
+) -> str:
+    """The option, and where its plainest launch on the most ranks ends."""
+    ranks = [tp for tp in _RANKS if tp <= option.count and model.heads % tp == 0]
+    plain: Changes = {"tp-size": str(max(ranks)), "mem-fraction-static": _FRACTIONS[0]}
+    line = base.changed({name: value for name, value in plain.items() if not base.has(name)})
+    plan = plan_launch(model, option.gpu, line, version=version, lengths=lengths, with_advice=False)
+    name = f"{_named(option)} at TP {line.number('tp-size')}"
+    if isinstance(plan, LaunchPlan) and plan.stage is not None:
+        return f"{name}: {plan.stage.replace('_', ' ')}: {plan.message}"
+    if not isinstance(plan, LaunchPlan):
+        return f"{name}: {plan.message}"
+    return f"{name}: not one request of {lengths.held_tokens():,.0f} tokens"
 
 
 def _named(option: HardwareOption) -> str:
@@ -161,6 +180,8 @@ def _tokens(candidate: Candidate) -> int:
 
 def _context_length(model: ModelFacts, lengths: ExpectedLengths, cv: float) -> int:
     tail = lengths.output_tokens * (1 + _TAIL_DEVIATIONS * cv)
+    if lengths.output_limit_tokens is not None:
+        tail = lengths.output_limit_tokens
     wanted = int(2 * lengths.prompt_tokens + tail)
     rounded = -(-wanted // 1024) * 1024
     return min(max(rounded, 4096), model.context_length)

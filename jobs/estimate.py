@@ -1,0 +1,345 @@
+"""Days and dollars of a run on each hardware option: `python -m jobs.estimate`.
+
+Nothing is started and no GPU is needed. `--point` answers for one rate instead.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError, PipelineError, PlanError
+
+# The planner's modules load inside the functions, so that --help stays quick.
+if TYPE_CHECKING:
+    from pipeline.planner.run_estimate import EstimateQuery, PricedGroup
+    from pipeline.planner.throughput import Rate
+    from schemas.config import HardwareConfig, RunFile
+    from schemas.plan import ModelFacts
+
+_EXAMPLES = """\
+examples:
+  python -m jobs.estimate run.yaml
+  python -m jobs.estimate run.yaml --hardware rtx-pro-6000:8 --hardware b200:7 --html cost.html
+  python -m jobs.estimate run.yaml --hardware rtx-pro-6000:4+b200:2 --price b200=4.20
+  python -m jobs.estimate run.yaml --hardware all --gpus 8
+  python -m jobs.estimate run.yaml --lengths-from out/pilot
+  python -m jobs.estimate --update-from out/run
+  python -m jobs.estimate --point --model Qwen/Qwen3.6-27B --gpu b200 --dtype bf16 \\
+    --running-requests 64 --input-tokens 512 --output-tokens 2529
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the estimate; 2 where the user can mend what is wrong."""
+    options = _parser().parse_args(argv)
+    try:
+        print(_answered(options))
+    except PipelineError as error:
+        print(f"estimate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _answered(options: argparse.Namespace) -> str:
+    if options.point:
+        return _point(options)
+    if options.update_from is not None:
+        return _updated(options)
+    if options.run_file is None:
+        raise PlanError("give a run file, or --point, or --update-from; --help shows all")
+    return _estimated(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.estimate",
+        usage="%(prog)s RUN.yaml [options]\n       %(prog)s --point --model M --gpu G [options]",
+        description="Tokens/s, days and dollars of a run on each hardware option.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run_file", nargs="?", type=Path, metavar="RUN.yaml")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override the run file")
+    add("--hardware", action="append", default=[], metavar="GPU:COUNT[+GPU:COUNT]",
+        help="an option; may be given again; all: every card of the catalogue")  # fmt: skip
+    add("--gpus", type=int, default=8, metavar="N", help="cards an option with --hardware all")
+    add("--price", action="append", default=[], metavar="GPU=USD[/SPOT]",
+        help="your own price of a GPU-hour, and on spot")  # fmt: skip
+    add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
+    add("--lengths-from", type=Path, metavar="FOLDER", help="output lengths of a finished pilot")
+    add("--update-from", type=Path, metavar="FOLDER", help="what a running job has shown so far")
+    add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
+    add("--sglang-version", metavar="X", help="release, image tag or build date")
+    add("--json", action="store_true", help="print JSON")
+    add("--html", type=Path, metavar="FILE", help="write the page as well")
+    point = parser.add_argument_group("one point: the rate at so many running requests")
+    add = point.add_argument
+    add("--point", action="store_true")
+    add("--model", metavar="NAME")
+    add("--gpu", metavar="NAME")
+    add("--num-gpus", type=int, metavar="N", help="default: tp-size")
+    add("--tp-size", type=int, default=1, metavar="T")
+    add("--dp-size", type=int, default=1, metavar="D")
+    add("--dtype", metavar="FORMAT", help="bf16, fp8, nvfp4, mxfp4, int4, …; default: by the name")
+    add("--running-requests", type=float, metavar="B", help="over all GPUs")
+    add("--input-tokens", type=float, metavar="P")
+    add("--output-tokens", type=float, metavar="O")
+    add("--output-cv", type=float, default=0.0, metavar="CV", help="spread of the lengths")
+    add("--mtp-accept-length", type=float, metavar="A", help="tokens kept a verify step")
+    add("--draft-tokens", type=int, metavar="D", help="tokens verified a step")
+    return parser
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+def _estimated(options: argparse.Namespace) -> str:
+    from pipeline.planner.estimate_output import estimate_json, estimate_text
+    from pipeline.planner.run_estimate import run_estimate
+    from schemas.config import read_run_file
+
+    run = read_run_file(options.run_file, options.set)
+    estimate = run_estimate(_query(options, run), _options(options, run))
+    if not estimate.options:
+        reasons = "".join(f"\n  {item.option}: {item.reason}" for item in estimate.unfit)
+        raise PlanError(f"{run.model} fits on no option:{reasons}")
+    if options.html is not None:
+        from pipeline.estimate_page import estimate_page
+
+        _write(options.html, estimate_page(estimate))
+    if options.json:
+        return json.dumps(estimate_json(estimate), indent=1)
+    return estimate_text(estimate)
+
+
+def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
+    from pipeline.planner.launch_flags import parse_launch_line
+    from pipeline.planner.rated_plans import Load
+    from pipeline.planner.run_estimate import EstimateQuery
+    from pipeline.planner.search import SearchLimits
+    from pipeline.planner.sglang_rules import rules_for
+    from pipeline.planner.throughput import accept_odds
+    from pipeline.run_lengths import expected_lengths, input_size, stated_prompts
+
+    planner, told = run.planner, run.estimate
+    if options.completions is not None and options.completions < 1:
+        raise PlanError(f"--completions: found {options.completions}; it must be at least 1")
+    completions, prompts = options.completions, None
+    if run.lengths.prompt_tokens_mean is not None:
+        prompts = stated_prompts(run.lengths.prompt_tokens_mean)
+    if completions is None or prompts is None:
+        size = input_size(run)
+        completions = completions or size.num_completions
+        prompts = prompts or size.prompts
+    version = options.sglang_version or planner.sglang_version
+    environment = [f"{name}={value}" for name, value in run.engine.env.items()]
+    odds = None
+    if told.accept_length is not None:
+        odds = accept_odds(told.accept_length, told.draft_tokens)
+    return EstimateQuery(
+        model=_model(options, run),
+        num_completions=completions,
+        prompts=prompts,
+        load=Load(
+            prompt_tokens_mean=prompts.mean_tokens,
+            lengths=expected_lengths(run, options.lengths_from),
+            accept_odds=odds,
+        ),
+        limits=SearchLimits(
+            mtp=planner.allow_mtp,
+            prefix_cache=planner.allow_prefix_cache,
+            attention_dp=planner.allow_attention_dp,
+            kv_dtype=planner.allow_kv_dtype,
+            state_dtype=planner.allow_state_dtype,
+        ),
+        base=parse_launch_line([*environment, *run.engine.flags, "--model-path", run.model]),
+        version=version,
+        release_known=not rules_for(version)[1],
+        storage_bytes_per_s=told.storage_gb_per_s * 1e9,
+        hours_between_preemptions=told.hours_between_preemptions,
+        calibrations={},
+        today=datetime.now(UTC).date(),
+    )
+
+
+def _model(options: argparse.Namespace, run: "RunFile") -> "ModelFacts":
+    from pipeline.planner.model_facts import model_facts
+    from pipeline.planner.model_files import find_model, read_model
+
+    planner = run.planner
+    config = options.model_config or (
+        Path(planner.model_config_path) if planner.model_config_path else None
+    )
+    files = read_model(config) if config else find_model(run.model)
+    return model_facts(
+        run.model,
+        files.config,
+        hf_quant=files.hf_quant,
+        weights_format=planner.weights_format,
+        checkpoint_bytes=files.checkpoint_bytes,
+    )
+
+
+# --- hardware options -------------------------------------------------------------------------
+
+
+def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedGroup, ...]]":
+    from pipeline.planner.hardware import gpu_keys
+
+    prices = dict(_own_price(text) for text in options.price)
+    words = options.hardware
+    if "all" in words:
+        if options.gpus < 1:
+            raise PlanError(f"--gpus: found {options.gpus}; it must be at least 1")
+        words = [word for word in words if word != "all"]
+        words += [f"{key}:{options.gpus}" for key in gpu_keys()]
+    if words:
+        found = [tuple(_group(part, prices) for part in word.split("+")) for word in words]
+        _check_differ(found)
+        return found
+    if not run.hardware:
+        raise PlanError("name an option with --hardware GPU:COUNT, or list cards under hardware")
+    return [(_configured(entry, prices),) for entry in run.hardware]
+
+
+def _check_differ(found: "list[tuple[PricedGroup, ...]]") -> None:
+    from pipeline.planner.run_estimate import option_name
+
+    names = [option_name(groups) for groups in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"--hardware: {name} stands there twice")
+
+
+def _own_price(text: str) -> tuple[str, tuple[float | None, float | None]]:
+    from pipeline.planner.hardware import gpu_named
+
+    name, equals, figures = text.partition("=")
+    on_demand, _, spot = figures.partition("/")
+    try:
+        usd = float(on_demand) if on_demand else None
+        usd_spot = float(spot) if spot else None
+    except ValueError:
+        usd = usd_spot = None
+    known = [figure for figure in (usd, usd_spot) if figure is not None]
+    if not equals or not known or not all(0 <= figure < math.inf for figure in known):
+        raise PlanError(f"--price {text}: expected GPU=USD or GPU=USD/SPOT, for example b200=4.89")
+    return gpu_named(name).name, (usd, usd_spot)
+
+
+def _group(text: str, prices: dict[str, tuple[float | None, float | None]]) -> "PricedGroup":
+    from pipeline.planner.hardware import gpu_named
+    from pipeline.planner.run_estimate import PricedGroup
+    from pipeline.planner.search import HardwareOption
+
+    name, _, count = text.strip().rpartition(":")
+    if not name or not count.isdecimal() or int(count) < 1:
+        raise PlanError(f"--hardware {text}: expected GPU:COUNT, for example b200:7")
+    gpu = gpu_named(name)
+    usd, spot = prices.get(gpu.name, (None, None))
+    hardware = HardwareOption(gpu=gpu, count=int(count))
+    return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
+
+
+def _configured(
+    entry: "HardwareConfig", prices: dict[str, tuple[float | None, float | None]]
+) -> "PricedGroup":
+    from pipeline.planner.hardware import gpu_named, gpu_with_memory
+    from pipeline.planner.run_estimate import PricedGroup
+    from pipeline.planner.search import HardwareOption
+
+    gpu = gpu_named(entry.gpu)
+    if entry.memory_gib is not None:
+        gpu = gpu_with_memory(gpu, entry.memory_gib)
+    usd, spot = prices.get(gpu.name, (entry.usd_per_gpu_hour, entry.spot_usd_per_gpu_hour))
+    hardware = HardwareOption(gpu=gpu, count=entry.count)
+    return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
+
+
+# --- one point --------------------------------------------------------------------------------
+
+
+def _point(options: argparse.Namespace) -> str:
+    from pipeline.planner.rate_point import PointQuery, rate_at_point
+
+    for name in ("model", "gpu", "running_requests", "input_tokens", "output_tokens"):
+        if getattr(options, name) is None:
+            raise PlanError(f"--point: --{name.replace('_', '-')} is missing")
+    rate = rate_at_point(
+        PointQuery(
+            model=options.model,
+            gpu=options.gpu,
+            num_gpus=options.num_gpus or options.tp_size,
+            tp_size=options.tp_size,
+            dp_size=options.dp_size,
+            dtype=options.dtype,
+            running_requests=options.running_requests,
+            input_tokens=options.input_tokens,
+            output_tokens=options.output_tokens,
+            output_cv=options.output_cv,
+            accept_length=options.mtp_accept_length,
+            num_draft_tokens=options.draft_tokens,
+            sglang_version=options.sglang_version,
+        )
+    )
+    return json.dumps(_point_json(rate), indent=1) if options.json else _point_text(rate)
+
+
+def _point_json(rate: "Rate") -> dict[str, Any]:
+    step, band = rate.step, rate.tokens_per_s_per_gpu
+    return {
+        "running_requests_per_replica": rate.running_requests,
+        "step_s": step.step_s(),
+        "step_parts_s": {
+            "dense": step.dense_s,
+            "experts": step.experts_s,
+            "attention": step.attention_s,
+            "communication": step.communication_s,
+            "overhead": step.overhead_s,
+            "draft": step.draft_s,
+        },
+        "accept_length": rate.accept_length,
+        "prefill_share": rate.prefill_share,
+        "tokens_per_s_per_replica": rate.tokens_per_s,
+        "tokens_per_s_per_gpu": {"p10": band.p10, "p50": band.p50, "p90": band.p90},
+        "rate_class": rate.rate_class,
+        "log_sd": rate.log_sd,
+    }
+
+
+def _point_text(rate: "Rate") -> str:
+    from pipeline.planner.estimate_figures import milliseconds, span, step_parts
+
+    parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in step_parts(rate.step))
+    return "\n".join(
+        (
+            f"tokens/s a GPU  {span(rate.tokens_per_s_per_gpu)} (p10-p90)",
+            f"step            {milliseconds(rate.step.step_s())}: {parts}",
+            f"prefill         {rate.prefill_share:.0%} of device time",
+            f"band            {rate.rate_class}, log sd {rate.log_sd:.2f}",
+        )
+    )
+
+
+# --- a running job ----------------------------------------------------------------------------
+
+
+def _updated(options: argparse.Namespace) -> str:
+    raise ConfigError("--update-from: not yet")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

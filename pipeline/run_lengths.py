@@ -1,0 +1,149 @@
+"""How long a run's prompts and completions are: counted from a sample, a pilot, or a column.
+
+One pass over the input, flat in memory: every prompt is counted as one, a seeded sample of them in
+tokens.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean, pstdev
+
+import pyarrow.parquet as pq
+
+from pipeline.engines.tokens import model_token_counter
+from pipeline.errors import ConfigError, PlanError
+from pipeline.planner.lengths import (
+    LengthModel,
+    lengths_from_sample,
+    output_lengths,
+    prior_lengths,
+    prior_mean_and_cv,
+)
+from pipeline.prompts import read_prompts
+from pipeline.rows import history
+from schemas.config import RunFile
+from schemas.estimate import PromptLengths
+from schemas.prompt import Message
+
+_SAMPLED_PROMPTS = 2000
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSize:
+    """What the input asks for."""
+
+    num_completions: int
+    prompts: PromptLengths
+
+
+def input_size(config: RunFile) -> InputSize:
+    """Completions to generate, and the prompts' lengths by a seeded sample.
+
+    Raises ConfigError for an input that cannot be read or has no prompt to ask.
+    """
+    random = Random(_SEED)  # noqa: S311 - a sample, no secret
+    kept: list[tuple[Message, ...]] = []
+    asked = turns = 0
+    for prompt in read_prompts(config.prompts).prompts:
+        if prompt.problem is not None:
+            continue
+        asked += 1
+        turns += prompt.num_turns
+        # Each prompt so far has the same chance to be in the sample (Vitter's algorithm R).
+        if len(kept) < _SAMPLED_PROMPTS:
+            kept.append(history(prompt.messages, []))
+        elif (place := random.randrange(asked)) < _SAMPLED_PROMPTS:
+            kept[place] = history(prompt.messages, [])
+    if not asked:
+        raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
+    return InputSize(
+        num_completions=turns * config.samples_per_prompt, prompts=_counted(config, kept)
+    )
+
+
+def stated_prompts(mean_tokens: float) -> PromptLengths:
+    """The run file's word."""
+    return PromptLengths(
+        mean_tokens=mean_tokens, cv=0.0, sampled=0, source="lengths.prompt_tokens_mean"
+    )
+
+
+def _counted(config: RunFile, kept: list[tuple[Message, ...]]) -> PromptLengths:
+    counter = model_token_counter(config.model)
+    counts = [counter.count(messages) for messages in kept]
+    mean = fmean(counts)
+    return PromptLengths(
+        mean_tokens=mean,
+        cv=pstdev(counts) / mean if mean else 0.0,
+        sampled=len(counts),
+        source=f"{len(counts):,} prompts of {config.prompts.path}, {counter.method}",
+    )
+
+
+# --- completions ------------------------------------------------------------------------------
+
+
+def expected_lengths(
+    config: RunFile, pilot: Path | None = None, *, limit_tokens: int | None = None
+) -> LengthModel:
+    """A pilot's completions, a column, the run file's word, or the prior: the first there is."""
+    limit = limit_tokens or config.sampling.max_tokens
+    lengths = config.lengths
+    if pilot is not None:
+        return lengths_from_sample(_pilot_lengths(pilot), limit, f"completions in {pilot}")
+    if lengths.output_tokens_column is not None:
+        column = lengths.output_tokens_column
+        source = f"column {column} of {config.prompts.path}"
+        return lengths_from_sample(_column_lengths(config, column), limit, source)
+    if lengths.output_tokens_mean is None and lengths.output_tokens_cv is None:
+        return prior_lengths(thinking=config.thinking, limit_tokens=limit)
+    mean, cv = prior_mean_and_cv(thinking=config.thinking)
+    return output_lengths(
+        lengths.output_tokens_mean or mean,
+        cv if lengths.output_tokens_cv is None else lengths.output_tokens_cv,
+        limit,
+        "lengths section of the run file",
+    )
+
+
+def _pilot_lengths(folder: Path) -> Iterator[int]:
+    """Tokens of every regenerated turn in a run's published parts."""
+    files = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
+    if not files:
+        raise PlanError(f"--lengths-from {folder}: no parquet file in it or in its data folder")
+    for file in files:
+        try:
+            table = pq.read_table(file, columns=["turns"])
+        except (OSError, ValueError) as error:
+            said = str(error).splitlines()[0]
+            raise PlanError(f"--lengths-from {file}: cannot read column turns: {said}") from None
+        for turns in table.column("turns").to_pylist():
+            yield from _counts(turns)
+
+
+def _counts(turns: Iterable[dict[str, object]] | None) -> Iterator[int]:
+    for turn in turns or ():
+        tokens = turn.get("completion_tokens")
+        if isinstance(tokens, int):
+            yield tokens
+
+
+def _column_lengths(config: RunFile, column: str) -> Iterator[int]:
+    prompts = config.prompts.model_copy(
+        update={"keep_columns": [*dict.fromkeys([*config.prompts.keep_columns, column])]}
+    )
+    for number, prompt in enumerate(read_prompts(prompts).prompts, start=1):
+        value = prompt.carried.get(column)
+        if value is None:
+            continue
+        whole = isinstance(value, int | float) and not isinstance(value, bool)
+        if not whole or not math.isfinite(value) or value < 0:  # type: ignore[operator,arg-type]  # a number, as checked
+            raise ConfigError(
+                f"prompts.path: {config.prompts.path} row {number}, column {column}: found "
+                f"{value!r}; a number of tokens was expected"
+            )
+        yield round(value)  # type: ignore[call-overload]  # a number, as checked

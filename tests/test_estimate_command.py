@@ -1,0 +1,276 @@
+"""`python -m jobs.estimate` as a person runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.estimate import main
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = """\
+prompts: {path: PROMPTS}
+model: Qwen/Qwen3.6-27B
+output: {folder: out}
+sampling: {max_tokens: 32768}
+lengths: {prompt_tokens_mean: 512, output_tokens_mean: 2529, output_tokens_cv: 1.2}
+"""
+COUNT = ("--completions", "902087")
+
+
+def run_file(tmp_path: Path, text: str = RUN) -> str:
+    """A run file over three prompts."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "tell me of the sea " * n, "written": 40 * n} for n in (1, 2, 3)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = tmp_path / "run.yaml"
+    run.write_text(text.replace("PROMPTS", str(prompts)))
+    return str(run)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What the command prints when all is well."""
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a mistake gets."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_options_come_cheapest_first_and_add_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--hardware", "b200:7", "--hardware", "rtx-pro-6000:4")
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options, "--json"))
+    assert {option["option"] for option in found["options"]} == {
+        "7 x B200", "4 x RTX PRO 6000 Blackwell",
+    }  # fmt: skip
+    prices = [option["bills"][0]["usd_per_million_tokens"]["p50"] for option in found["options"]]
+    assert prices == sorted(prices)
+    for option in found["options"]:
+        days, hours = option["days"], option["gpu_hours"]
+        assert days["p10"] < days["p50"] < days["p90"]
+        assert hours["p50"] == pytest.approx(days["p50"] * 24 * option["num_gpus"])
+        assert len(option["assumptions"]) >= 3
+        (plan,) = option["plans"]
+        assert plan["running_requests"] <= plan["cap_requests"]
+        assert plan["limited_by"] == "state slots and KV pool"
+    assert len(found["assumptions"]) == 3
+
+
+def test_own_price_replaces_the_listed_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--hardware", "b200:7", "--price", "b200=2.5/1.0")
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options, "--json"))
+    own, spot = found["options"][0]["bills"]
+    assert (own["price"]["kind"], own["price"]["usd_per_gpu_hour"]) == ("own", 2.5)
+    assert (spot["price"]["kind"], spot["price"]["usd_per_gpu_hour"]) == ("spot", 1.0)
+    assert not own["price"]["stale"]
+
+
+def test_mixed_cards_are_fed_from_one_queue(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = (
+        "--hardware", "rtx-pro-6000:4", "--hardware", "b200:2",
+        "--hardware", "rtx-pro-6000:4+b200:2",
+    )  # fmt: skip
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options, "--json"))
+    rates = {option["option"]: option["tokens_per_s"]["p50"] for option in found["options"]}
+    alone = rates["4 x RTX PRO 6000 Blackwell"] + rates["2 x B200"]
+    assert rates["4 x RTX PRO 6000 Blackwell + 2 x B200"] == pytest.approx(alone, rel=0.03)
+
+
+def test_prompts_are_counted_where_no_mean_is_stated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = run_file(tmp_path, RUN.replace("prompt_tokens_mean: 512, ", ""))
+    found = json.loads(printed(capsys, run, "--hardware", "b200:1", "--json"))
+    assert found["num_completions"] == 3
+    assert found["prompt_lengths"]["sampled"] == 3
+    # "tell me of the sea " is 19 bytes; 4 bytes a token and 5 a message: 10, 15 and 20.
+    assert found["prompt_lengths"]["mean_tokens"] == pytest.approx(15, abs=0.5)
+
+
+def test_lengths_come_from_a_column_or_a_pilot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lengths = "lengths: {prompt_tokens_mean: 512, output_tokens_column: written}"
+    text = RUN[: RUN.index("lengths:")] + lengths
+    run = run_file(tmp_path, text)
+    found = json.loads(printed(capsys, run, "--hardware", "b200:1", "--json"))
+    assert found["output_lengths"]["mean_tokens"] == 80  # 40, 80 and 120
+    turns = [[{"completion_tokens": tokens}] for tokens in (100, 200, 600)]
+    (tmp_path / "pilot" / "data").mkdir(parents=True)
+    pq.write_table(pa.table({"turns": turns}), tmp_path / "pilot" / "data" / "part.parquet")
+    pilot = ("--lengths-from", str(tmp_path / "pilot"))
+    found = json.loads(printed(capsys, run, "--hardware", "b200:1", "--json", *pilot))
+    assert found["output_lengths"]["mean_tokens"] == 300
+    assert "pilot" in found["output_lengths"]["source"]
+
+
+def test_thinking_decides_the_prior(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = RUN[: RUN.index("lengths:")] + "lengths: {prompt_tokens_mean: 512}\n"
+
+    def mean(thinking: str) -> float:
+        run = run_file(tmp_path, text + f"thinking: {thinking}\n")
+        out = printed(capsys, run, *COUNT, "--hardware", "b200:1", "--json")
+        return float(json.loads(out)["output_lengths"]["mean_tokens"])
+
+    assert mean("true") > 4 * mean("false")
+
+
+def test_text_and_page_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "cost.html"
+    out = printed(capsys, run_file(tmp_path), *COUNT, "--hardware", "b200:7", "--html", str(page))
+    assert "7 x B200" in out
+    assert "what widens the band most" in out
+    assert "<title>" in page.read_text()
+
+
+def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--hardware", "all", "--gpus", "1", "--json")
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options))
+    names = {item["option"] for item in found["options"]}
+    unfit = {item["option"]: item["reason"] for item in found["unfit"]}
+    assert {"1 x B200", "1 x RTX PRO 6000 Blackwell"} <= names
+    assert "no plan fits" in unfit["1 x L4"]
+    assert len(names) + len(unfit) == 24
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--hardware", "b2000:7"), "unknown GPU 'b2000'; the nearest: b200"),
+        (("--hardware", "b200"), "expected GPU:COUNT"),
+        (("--hardware", "b200:0"), "expected GPU:COUNT"),
+        (("--hardware", "b200:1", "--hardware", "B200:1"), "stands there twice"),
+        (("--hardware", "b200:1", "--price", "b200=cheap"), "expected GPU=USD"),
+        (("--hardware", "b200:1", "--price", "b200=-1"), "expected GPU=USD"),
+        (("--hardware", "b200:1", "--completions", "0"), "--completions: found 0"),
+        (("--hardware", "all", "--gpus", "0"), "--gpus: found 0"),
+        (("--hardware", "b200:1", "--lengths-from", "/nowhere"), "no parquet file"),
+        (("--hardware", "b200:1", "--set", "lengths.output_tokens_mean=40000"), "40,000"),
+        (("--hardware", "b200:1", "--html", "/nowhere/x.html"), "cannot write"),
+        ((), "name an option with --hardware"),
+    ],
+)  # fmt: skip
+def test_mistake_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: tuple[str, ...], said: str
+) -> None:
+    completions = () if "--completions" in argv else COUNT
+    err = refused(capsys, run_file(tmp_path), *completions, *argv)
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_model_that_fits_nowhere_says_why_for_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = run_file(tmp_path, RUN.replace("Qwen/Qwen3.6-27B", "deepseek-ai/DeepSeek-V3"))
+    err = refused(capsys, run, *COUNT, "--hardware", "l4:8", "--hardware", "rtx-4090:4")
+    assert "fits on no option" in err
+    assert "8 x L4: " in err
+    assert "4 x GeForce RTX 4090: " in err
+
+
+def test_empty_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = run_file(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("")
+    assert "no row" in refused(capsys, run, "--hardware", "b200:1")
+
+
+def test_column_that_holds_no_number_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lengths = "lengths: {prompt_tokens_mean: 512, output_tokens_column: prompt}"
+    run = run_file(tmp_path, RUN[: RUN.index("lengths:")] + lengths)
+    err = refused(capsys, run, *COUNT, "--hardware", "b200:1")
+    assert "row 1, column prompt: found 'tell me of the sea '" in err
+
+
+def test_unpriced_card_is_ranked_last(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--hardware", "gb300:4", "--hardware", "b200:4", "--json")
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options))
+    assert [option["option"] for option in found["options"]] == ["4 x B200", "4 x GB300"]
+    assert found["options"][1]["bills"] == []
+
+
+# --- one point --------------------------------------------------------------------------------
+
+POINT = (
+    "--point", "--model", "Qwen/Qwen3.6-27B", "--gpu", "b200", "--running-requests", "64",
+    "--input-tokens", "512", "--output-tokens", "2529", "--dtype", "bf16",
+)  # fmt: skip
+
+
+def test_point_gives_the_step_and_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, *POINT, "--json"))
+    assert sum(found["step_parts_s"].values()) == pytest.approx(found["step_s"])
+    band = found["tokens_per_s_per_gpu"]
+    assert band["p10"] < band["p50"] < band["p90"]
+    # 64 requests, each 512 + 2,529 / 2 tokens; no request waits for another.
+    decode = 64 / found["step_s"] * (1 - found["prefill_share"])
+    assert band["p50"] == pytest.approx(decode)
+    assert "step" in printed(capsys, *POINT)
+
+
+def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    one = json.loads(printed(capsys, *POINT, "--json"))
+    both = (*POINT[:6], "128", *POINT[7:], "--num-gpus", "2")
+    two = json.loads(printed(capsys, *both, "--json"))
+    assert two["tokens_per_s_per_gpu"] == one["tokens_per_s_per_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("--running-requests", "0"), "--running-requests: found 0"),
+        (("--tp-size", "2", "--num-gpus", "1"), "--tp-size: found 2"),
+        (("--dtype", "fp3"), "--dtype: found 'fp3'; known: "),
+        (("--mtp-accept-length", "5"), "between 1 and the 4 draft tokens"),
+        (("--draft-tokens", "1"), "--draft-tokens: found 1"),
+        (("--output-tokens", "0"), "--output-tokens: found 0"),
+        (("--gpu", "h2000"), "unknown GPU 'h2000'; the nearest: h200"),
+        (("--model", "no/such-model"), "no config known for model 'no/such-model'"),
+    ],
+)
+def test_mistake_in_a_point_gets_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    changes: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pipeline.planner.model_files._HUB", "http://127.0.0.1:9")
+    err = refused(capsys, *POINT, *changes)
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_point_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--gpu is missing" in refused(capsys, "--point", "--model", "Qwen/Qwen3.6-27B")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, runpy; sys.argv = ['estimate', '--help']\n"
+        "try: runpy.run_module('jobs.estimate', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "bad = {'ray', 'datasets', 'pydantic', 'pyarrow', 'yaml'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
