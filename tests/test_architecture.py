@@ -33,13 +33,14 @@ FLOORS = (
     ("pipeline.engines.assembly",),
     ("pipeline.worker",),
     ("pipeline.session",),
+    ("pipeline.placement",),
     ("pipeline.cluster", "pipeline.dry_run"),
     ("jobs.status", "jobs.plan"),
     ("jobs.regenerate",),
 )
 
 DOORS = {
-    "ray": {"pipeline.cluster"},
+    "ray": {"pipeline.cluster", "pipeline.placement"},
     "openai": {"pipeline.engines.client"},
     "datasets": {"pipeline.sources"},
     "pyarrow": {
