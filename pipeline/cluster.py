@@ -66,6 +66,7 @@ class Coordinator:
             max_shard_losses=work.max_shard_losses,
         )
         self._reports: dict[str, WorkerReport] = {}
+        self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
         self._taken_for_dead: set[str] = set()
         self._ready: set[str] = set()
@@ -120,6 +121,10 @@ class Coordinator:
     def heartbeat(self, report: WorkerReport) -> Orders:
         self._ledger.renew(report.worker_id, now_s=monotonic())
         self._reports[report.worker_id] = report
+        has_spare_rows = report.state == "running" and report.not_started > 0
+        (self._with_spare_rows.add if has_spare_rows else self._with_spare_rows.discard)(
+            report.worker_id
+        )
         if report.worker_id in self._taken_for_dead:
             self._taken_for_dead.discard(report.worker_id)
             return Orders(leases_are_lost=True)
@@ -138,6 +143,7 @@ class Coordinator:
         else:
             self._give_up(self._ledger.worker_lost(worker_id), cause)
         self._reports.pop(worker_id, None)
+        self._with_spare_rows.discard(worker_id)
 
     def poll(self) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
@@ -177,12 +183,11 @@ class Coordinator:
         A worker that was asked already is not asked again before it has answered.
         """
         spare = {
-            report.worker_id: report.not_started
-            for report in self._reports.values()
-            if report.worker_id not in {hungry, *self._asked_back} and report.state == "running"
+            worker_id: self._reports[worker_id].not_started
+            for worker_id in self._with_spare_rows - self._asked_back.keys() - {hungry}
         }
         fullest = max(spare, key=lambda worker_id: spare[worker_id], default=None)
-        if fullest is not None and spare[fullest] > 0:
+        if fullest is not None:
             self._asked_back[fullest] = math.ceil(spare[fullest] / 2)
 
     def _give_up(self, rows: list[int], cause: str) -> None:
