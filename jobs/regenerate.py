@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--retry-errors", action="store_true", help="ask again for rows that ended as error rows"
     )
+    parser.add_argument(
+        "--accept-errors",
+        action="store_true",
+        help="exit with 0 when every row is done, even if some ended as error rows",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
 
@@ -148,7 +153,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
                 now_s=time.time(),
                 log=_log,
             )
-            return _generate(folder, prepared, lost, as_json=arguments.json)
+            return _generate(folder, prepared, lost, arguments)
     finally:
         driver_lock.release(folder, holder)
 
@@ -199,7 +204,10 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
 
 
 def _generate(
-    folder: "Folder", prepared: "Prepared", lost: Callable[[], bool], *, as_json: bool
+    folder: "Folder",
+    prepared: "Prepared",
+    lost: Callable[[], bool],
+    arguments: argparse.Namespace,
 ) -> int:
     from pipeline.cluster import open_cluster
 
@@ -210,7 +218,7 @@ def _generate(
     )
     if session.rows_done == session.rows_total:
         _log("event=nothing_to_do every row of the input is published")
-        return _finish(folder, session, wall_s=0.0, causes=[], as_json=as_json)
+        return _finish(folder, session, arguments, wall_s=0.0, causes=[])
     with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster:
         caught = _caught_signals()
         cluster.hire_all()
@@ -226,7 +234,7 @@ def _generate(
         _log("every finished row is published; the same command resumes")
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
-    return _finish(folder, session, wall_s=wall_s, causes=cluster.causes, as_json=as_json)
+    return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
 
 
 def _watch(
@@ -327,7 +335,12 @@ def _progress_text(progress: "Progress", rates: "deque[tuple[float, int]]") -> s
 
 
 def _finish(
-    folder: "Folder", session: "Session", *, wall_s: float, causes: list[str], as_json: bool
+    folder: "Folder",
+    session: "Session",
+    arguments: argparse.Namespace,
+    *,
+    wall_s: float,
+    causes: list[str],
 ) -> int:
     """Print the summary on stdout; the exit status tells whether every row has its completion."""
     from pipeline.checkpoint import example_completion, read_manifest
@@ -338,7 +351,7 @@ def _finish(
     tokens_per_s = generated / wall_s if wall_s else None
     example = example_completion(folder)
     unfinished = status.rows_total - status.rows_done - status.rows_failed
-    if as_json:
+    if arguments.json:
         values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": str(folder.path("data")), "causes": causes, "example": example}
         print(json.dumps(values, indent=1, default=str))
@@ -349,7 +362,8 @@ def _finish(
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
             print(*(f"cause      {cause}" for cause in dict.fromkeys(causes)), sep="\n")
         print(_example_text(example))
-    return WITH_ERRORS if status.rows_error or status.rows_failed or unfinished else DONE
+    has_errors = status.rows_error and not arguments.accept_errors
+    return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
 
 
 def _summary(status: "RunStatus", wall_s: float, tokens_per_s: float | None, data: str) -> str:

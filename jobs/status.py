@@ -58,14 +58,20 @@ def _text(status: RunStatus, now_s: float) -> str:
     ]
     if status.rows_outside_input:
         lines.append(f"outside    {status.rows_outside_input:,} published rows not in the input")
-    lines += [_worker_line(worker) for worker in status.workers]
+    lines += [_worker_line(worker) for worker in sorted(status.workers, key=_by_node)]
     lines += failed_lines(status)
     return "\n".join(lines)
 
 
+def _by_node(worker: WorkerReport) -> tuple[str, tuple[str, ...], str]:
+    return worker.node or "", worker.gpus, worker.worker_id
+
+
 def _worker_line(worker: WorkerReport) -> str:
+    where = f" on {worker.node}" if worker.node else ""
+    gpus = f" GPU {','.join(worker.gpus)}" if worker.gpus else ""
     return (
-        f"worker     {worker.worker_id} {worker.state}: {worker.in_flight} in flight, "
+        f"worker     {worker.worker_id} {worker.state}{where}{gpus}: {worker.in_flight} in flight, "
         f"{worker.not_started} waiting, {worker.backing_off} backing off, "
         f"{worker.restarts} restarts ({worker.engine_release or worker.engine})"
     )

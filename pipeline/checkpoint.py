@@ -396,25 +396,34 @@ class DoneRows:
         `ids` are the input's row ids and content hashes in order. Returns how many rows were
         marked, and the first row id whose published content is another than the input's.
         """
-        marked, changed, start = 0, None, 0
-        by_sample = [self._of_sample(sample) for sample in range(samples)]
-        for row_ids, hashes in ids:
-            for sample, (published_ids, published_hashes) in enumerate(by_sample):
-                found = pc.index_in(row_ids, value_set=published_ids)
-                numbers = pc.indices_nonzero(pc.is_valid(found)).to_pylist()
-                for number in numbers:
-                    states[(start + number) * samples + sample] = done
-                marked += len(numbers)
-                same = pc.equal(pc.take(published_hashes, found), hashes)
-                other = pc.indices_nonzero(pc.invert(same.fill_null(True)))
-                if changed is None and len(other):
-                    changed = row_ids[other[0].as_py()].as_py()
-            start += len(row_ids)
+        batches = list(ids)
+        row_ids = pa.chunked_array([ids for ids, _ in batches], pa.string())
+        hashes = pa.chunked_array([hashes for _, hashes in batches], pa.string())
+        marked, first_changed = 0, len(row_ids)
+        for sample in range(samples):
+            published_ids, published_hashes = self._of_sample(sample)
+            # All of the input at once: each look-up makes a table of all that is published.
+            found = pc.index_in(row_ids, value_set=published_ids)
+            for number in _numbers_where(pc.is_valid(found)):
+                states[number * samples + sample] = done
+                marked += 1
+            same = pc.equal(pc.take(published_hashes, found), hashes)
+            others = _numbers_where(pc.invert(pc.fill_null(same, True)))
+            first_changed = min(first_changed, next(others, first_changed))
+        changed = row_ids[first_changed].as_py() if first_changed < len(row_ids) else None
         return marked, changed
 
     def _of_sample(self, sample: int) -> tuple[pa.Array, pa.Array]:
         chosen = pc.equal(self.sample_indexes, pa.scalar(sample, pa.int32()))
         return self.row_ids.filter(chosen), self.content_hashes.filter(chosen)
+
+
+def _numbers_where(true: pa.ChunkedArray) -> Iterator[int]:
+    start = 0
+    for chunk in true.chunks:
+        for number in pc.indices_nonzero(chunk).to_pylist():
+            yield start + number
+        start += len(chunk)
 
 
 # -- parquet

@@ -2,7 +2,8 @@
 
 Invariant: the coordinator alone publishes, and only while its driver holds the output folder. It
 owns no rows: what it knows is rebuilt from the folder at every start. A worker that ends, dies or
-falls silent gives its leases up; a worker whose process died is started again.
+falls silent gives its leases up; a worker whose process died, or whose node did, is started again
+where there is a place.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Any, Literal
 
@@ -21,6 +22,17 @@ from pipeline import checkpoint, driver_lock
 from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
+from pipeline.placement import (
+    Hold,
+    Node,
+    Place,
+    alive_nodes,
+    free_resources,
+    hold,
+    num_places,
+    on_this_node,
+    this_place,
+)
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
@@ -35,6 +47,7 @@ _LIVE_INTERVAL_S = 2.0
 _POLL_S = 0.5
 _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
+_LOOK_AT_NODES_S = 5.0
 _LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 # Leases and reports are all that Ray carries; its default takes a third of the memory.
 
@@ -53,8 +66,11 @@ class Coordinator:
             max_shard_losses=work.max_shard_losses,
         )
         self._reports: dict[str, WorkerReport] = {}
+        self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
         self._taken_for_dead: set[str] = set()
+        self._ready: set[str] = set()
+        self._has_begun = False
         self._events: list[str] = []
         self._rows_error = plan.rows_error
         self._completion_tokens = 0
@@ -66,6 +82,9 @@ class Coordinator:
     def lease(self, worker_id: str) -> LeaseReply:
         if worker_id in self._taken_for_dead:
             # It has yet to hear that its leases are lost; a new one would be dropped with them.
+            return LeaseReply(lease=None, is_over=False)
+        self._ready.add(worker_id)
+        if not self._are_enough:
             return LeaseReply(lease=None, is_over=False)
         lease = self._ledger.lease(worker_id, now_s=monotonic())
         if lease is None and not self._ledger.is_over:
@@ -102,6 +121,10 @@ class Coordinator:
     def heartbeat(self, report: WorkerReport) -> Orders:
         self._ledger.renew(report.worker_id, now_s=monotonic())
         self._reports[report.worker_id] = report
+        has_spare_rows = report.state == "running" and report.not_started > 0
+        (self._with_spare_rows.add if has_spare_rows else self._with_spare_rows.discard)(
+            report.worker_id
+        )
         if report.worker_id in self._taken_for_dead:
             self._taken_for_dead.discard(report.worker_id)
             return Orders(leases_are_lost=True)
@@ -114,11 +137,13 @@ class Coordinator:
 
     def worker_ended(self, worker_id: str, cause: str | None) -> None:
         """A worker ended by itself (`cause` None) or died; what it held is open again."""
+        self._ready.discard(worker_id)
         if cause is None:
             self._ledger.worker_left(worker_id)
         else:
             self._give_up(self._ledger.worker_lost(worker_id), cause)
         self._reports.pop(worker_id, None)
+        self._with_spare_rows.discard(worker_id)
 
     def poll(self) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
@@ -140,18 +165,29 @@ class Coordinator:
 
     # -- inside
 
+    @property
+    def _are_enough(self) -> bool:
+        """Whether `min_engines` were ready at one time: from then on rows are handed out."""
+        self._has_begun = self._has_begun or not self._engines_awaited
+        return self._has_begun
+
+    @property
+    def _engines_awaited(self) -> int:
+        if self._has_begun:
+            return 0
+        return max(0, self._plan.config.cluster.min_engines - len(self._ready))
+
     def _ask_back(self, hungry: str) -> None:
         """An idle worker takes over half of the rows that the fullest one has not started.
 
         A worker that was asked already is not asked again before it has answered.
         """
         spare = {
-            report.worker_id: report.not_started
-            for report in self._reports.values()
-            if report.worker_id not in {hungry, *self._asked_back} and report.state == "running"
+            worker_id: self._reports[worker_id].not_started
+            for worker_id in self._with_spare_rows - self._asked_back.keys() - {hungry}
         }
         fullest = max(spare, key=lambda worker_id: spare[worker_id], default=None)
-        if fullest is not None and spare[fullest] > 0:
+        if fullest is not None:
             self._asked_back[fullest] = math.ceil(spare[fullest] / 2)
 
     def _give_up(self, rows: list[int], cause: str) -> None:
@@ -185,6 +221,7 @@ class Coordinator:
             last_publish_s=self._last_publish_s,
             leases_lost=counts.leases_lost,
             workers=tuple(self._reports.values()),
+            engines_awaited=self._engines_awaited,
         )
 
     def _write_live(self, progress: Progress) -> None:
@@ -197,6 +234,7 @@ class RemoteBook:
     """The coordinator behind Ray, as the worker's LeaseBook."""
 
     coordinator: Any
+    place: Place
 
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
@@ -219,7 +257,9 @@ class RemoteBook:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
-        return await self.coordinator.heartbeat.remote(report)  # type: ignore[no-any-return]
+        place = self.place
+        placed = replace(report, node=place.node, node_id=place.node_id, gpus=place.gpus)
+        return await self.coordinator.heartbeat.remote(placed)  # type: ignore[no-any-return]
 
 
 class WorkerActor:
@@ -244,7 +284,7 @@ class WorkerActor:
                 worker_number=worker_number,
                 log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
             ),
-            book=RemoteBook(book),
+            book=RemoteBook(book, this_place()),
             folder=folder,
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
@@ -265,6 +305,7 @@ class WorkerActor:
 class _Hired:
     number: int
     worker_id: str
+    hold: Hold
     actor: Any
     running: Any
 
@@ -278,13 +319,30 @@ class Cluster:
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Why engines were given up, one line each."""
-    _crashes: dict[int, int] = field(default_factory=dict)
+    _crashes: dict[int, list[str | None]] = field(default_factory=dict)
+    """The nodes on which each worker has died."""
+    _node_ids: dict[str, str | None] = field(default_factory=dict)
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _looked_at_nodes_s: float = -math.inf
+    _num_let_go: int = 0
+    _engines_awaited: int = 0
     _started_s: float = field(default_factory=monotonic)
     _told_waiting: bool = False
 
     def hire_all(self) -> None:
-        for number in range(self.plan.config.engine.num_workers):
-            self._hire(number)
+        """Hire whom the run file asks for, or by the cluster's places as they are at present.
+
+        Ray starts each worker when there is a place for it; none waits for another.
+        """
+        num_workers = self.plan.config.engine.num_workers
+        if num_workers is None:
+            # At least `min_engines`, so that a cluster that grows on demand sees the demand.
+            self._nodes = self._nodes or alive_nodes()
+            places = num_places(self._nodes.values(), self.plan.config.engine)
+            num_workers = max(self.plan.config.cluster.min_engines, places)
+        while len(self.hired) + self._num_let_go < num_workers:
+            number = len(self.hired) + self._num_let_go
+            self._hire(number, hold(self.plan.config.engine))
 
     def poll(self) -> tuple[Progress, list[str]]:
         """Wait a moment, look after the workers, and tell how far the run is.
@@ -296,11 +354,15 @@ class Cluster:
         events = self._look_after_workers()
         with _told_in_one_line():
             progress, lines = ray.get(self.coordinator.poll.remote())
-        return progress, [*lines, *events, *self._waiting(progress)]
+        self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
+        self._engines_awaited = progress.engines_awaited
+        return progress, [*lines, *events, *self._look_at_nodes(), *self._waiting(progress)]
 
     @property
     def is_deserted(self) -> bool:
-        return not self.hired
+        """Whether too few workers are left to go on, or to begin."""
+        least = self.plan.config.cluster.min_engines if self._engines_awaited else 1
+        return len(self.hired) < least
 
     def drain(self, timeout_s: float) -> None:
         """Have every worker flush and end its engine; wait no longer than `timeout_s`."""
@@ -317,16 +379,31 @@ class Cluster:
         except (RayActorError, GetTimeoutError):
             return None
 
-    def _hire(self, number: int) -> None:
-        crashes = self._crashes.get(number, 0)
-        worker_id = f"w{number}" if not crashes else f"w{number}r{crashes}"
-        engine = self.plan.config.engine
+    def _hire(self, number: int, place: Hold) -> None:
+        again = len(self._crashes.get(number, ()))
+        worker_id = f"w{number}" if not again else f"w{number}r{again}"
         actor: Any = (
             ray.remote(WorkerActor)
-            .options(num_cpus=engine.cpus, num_gpus=engine.gpus_per_worker, max_restarts=0)
+            .options(max_restarts=0, **place.actor_options())
             .remote(self.plan, number, worker_id, self.coordinator)
         )
-        self.hired[number] = _Hired(number, worker_id, actor, actor.run.remote())
+        self.hired[number] = _Hired(number, worker_id, place, actor, actor.run.remote())
+
+    def _look_at_nodes(self) -> list[str]:
+        """Tell which nodes went and came, and hire for the places that came."""
+        if monotonic() - self._looked_at_nodes_s < _LOOK_AT_NODES_S:
+            return []
+        self._looked_at_nodes_s = monotonic()
+        before, self._nodes = self._nodes, alive_nodes()
+        lost = [f"event=node_lost node={before[n].name!r}" for n in before.keys() - self._nodes]
+        joined = [
+            f"event=node_joined node={node.name!r} gpus={node.num_gpus:g}"
+            for node_id, node in self._nodes.items()
+            if node_id not in before
+        ]
+        if self.plan.config.engine.num_workers is None:
+            self.hire_all()
+        return [*lost, *joined]
 
     def _look_after_workers(self) -> list[str]:
         by_ref = {hired.running: hired for hired in self.hired.values()}
@@ -344,15 +421,28 @@ class Cluster:
             cause = str(_as_raised(error))
             self.causes.append(cause)
         except RayActorError:
-            cause = "its process died"
-            crashes = self._crashes[hired.number] = self._crashes.get(hired.number, 0) + 1
-            if crashes <= _MOST_WORKER_CRASHES:
-                self._hire(hired.number)
-            else:
-                self.causes.append(f"worker {hired.number} died {crashes} times")
+            cause = self._replaced(hired)
+        if hired.number not in self.hired:
+            hired.hold.let_go()
+            self._num_let_go += 1
         with _told_in_one_line():
             ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
         return f"event=worker_ended worker={hired.worker_id} cause={cause or 'no work left'!r}"
+
+    def _replaced(self, hired: _Hired) -> str:
+        """Hire again for a worker whose process or node died, and tell which of them it was."""
+        # One that Ray has merely lost sight of would keep its GPUs.
+        ray.kill(hired.actor)
+        crashes = self._crashes.setdefault(hired.number, [])
+        crashes.append(self._node_ids.get(hired.worker_id))
+        alive = alive_nodes()
+        # A node may die any number of times over a long run, and take its workers along.
+        own = [node_id for node_id in crashes if node_id is None or node_id in alive]
+        if len(own) <= _MOST_WORKER_CRASHES:
+            self._hire(hired.number, hired.hold)
+        else:
+            self.causes.append(f"worker {hired.number} died {len(own)} times")
+        return "its process died" if crashes[-1] in own else "its node was lost"
 
     def _waiting(self, progress: Progress) -> Iterator[str]:
         """Tell once which workers Ray has found no place for."""
@@ -366,7 +456,7 @@ class Cluster:
             yield (
                 f"event=waiting_for_resources workers={','.join(waiting)} each_needs="
                 f"'{engine.cpus:g} CPU, {engine.gpus_per_worker} GPU' "
-                f"free='{_free_resources()}'"
+                f"free='{free_resources()}'"
             )
 
 
@@ -375,15 +465,16 @@ def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
     """Connect to Ray, or start one here, and put the coordinator up; all is ended on leaving."""
     _connect(plan.config)
     try:
-        coordinator: Any = (
-            ray.remote(Coordinator).options(num_cpus=0, max_restarts=0).remote(plan, row_states)
-        )
+        # Beside the driver, which it cannot outlive: no other node's loss ends the run.
+        options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
+        coordinator: Any = ray.remote(Coordinator).options(**options).remote(plan, row_states)
         cluster = Cluster(plan=plan, coordinator=coordinator)
         try:
             yield cluster
         finally:
             for hired in cluster.hired.values():
                 ray.kill(hired.actor)
+                hired.hold.let_go()
             ray.kill(coordinator)
     finally:
         ray.shutdown()
@@ -399,7 +490,7 @@ def _connect(config: RunFile) -> None:
     engine = config.engine
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(engine.cpus * engine.num_workers)),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(engine.cpus * (engine.num_workers or 1))),
         include_dashboard=False,
         object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
         log_to_driver=False,
@@ -419,11 +510,6 @@ def _join(address: str) -> None:
         raise ConfigError(
             f"cluster.address: cannot join the Ray cluster at {address}: {error}{hint}"
         ) from None
-
-
-def _free_resources() -> str:
-    free = ray.available_resources()  # type: ignore[no-untyped-call]
-    return f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
 
 
 @contextlib.contextmanager

@@ -48,9 +48,10 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         done = DoneRows.of(tuple(checkpoint.read_manifest(folder).parts.values()))
     counter = token_counter(config)
     problems: dict[str, tuple[int, str]] = {}
-    num_prompts = turns = prompt_tokens = rows_done = 0
+    num_prompts = turns = prompt_tokens = 0
+    ids: list[tuple[pa.Array, pa.Array]] = []
     for batch in _batches(stream.prompts):
-        rows_done += _num_done(batch, done, config.samples_per_prompt)
+        ids.append(_ids(batch))
         for prompt in batch:
             num_prompts += 1
             if prompt.problem is not None:
@@ -62,6 +63,8 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     if not num_prompts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
     samples = config.samples_per_prompt
+    states = bytearray(num_prompts * samples)
+    rows_done, _ = done.mark(iter(ids), states, samples=samples, done=DONE)
     return DryRun(
         column=columns.column,
         shape=columns.shape,
@@ -85,8 +88,6 @@ def _batches(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
         yield batch
 
 
-def _num_done(batch: list[Prompt], done: DoneRows, samples: int) -> int:
-    ids = pa.array([prompt.row_id for prompt in batch], pa.string())
-    hashes = pa.array([prompt.content_hash for prompt in batch], pa.string())
-    states = bytearray(len(batch) * samples)
-    return done.mark(iter([(ids, hashes)]), states, samples=samples, done=DONE)[0]
+def _ids(batch: list[Prompt]) -> tuple[pa.Array, pa.Array]:
+    row_ids = pa.array([prompt.row_id for prompt in batch], pa.string())
+    return row_ids, pa.array([prompt.content_hash for prompt in batch], pa.string())

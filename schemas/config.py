@@ -74,8 +74,9 @@ class EngineConfig(_Section):
     """What answers the requests, and how many of it."""
 
     kind: EngineKind = "embedded"
-    count: Annotated[int, Field(ge=1)] = 1
-    """Engines to start, one worker each. An `endpoint` run has one worker a base URL instead."""
+    count: Annotated[int, Field(ge=1)] | None = 1
+    """Engines to start, one worker each. Null: as many as the cluster's GPUs hold, and more when
+    nodes join. An `endpoint` run has one worker a base URL instead."""
     max_running_requests: Annotated[int, Field(ge=1, le=1000)] = 16
     """Requests in flight, per engine; the client holds a thousand connections at most."""
     base_urls: list[str] = []
@@ -125,10 +126,13 @@ class EngineConfig(_Section):
             _check_url(url)
         if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):
             raise ValueError("base_urls: the same URL stands there twice")
+        if self.count is None and self.kind != "endpoint" and not self.gpus_per_worker:
+            raise ValueError("count: found null, which counts by GPUs; these engines claim none")
         return self
 
     @property
-    def num_workers(self) -> int:
+    def num_workers(self) -> int | None:
+        """None: as many as the cluster holds."""
         return len(self.base_urls) if self.kind == "endpoint" else self.count
 
     @property
@@ -178,6 +182,8 @@ class OutputConfig(_Section):
 class ClusterConfig(_Section):
     address: str | None = None
     """Null: the cluster of the Ray job that this is part of, else a local Ray of its own."""
+    min_engines: Annotated[int, Field(ge=1)] = 1
+    """Engines that must be ready before rows are handed out; the others join when they are."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
 
@@ -265,6 +271,13 @@ class RunFile(_Section):
     lengths: LengthsConfig = LengthsConfig()
     planner: PlannerConfig = PlannerConfig()
     estimate: EstimateConfig = EstimateConfig()
+
+    @model_validator(mode="after")
+    def _enough_engines_can_come(self) -> Self:
+        most, least = self.engine.num_workers, self.cluster.min_engines
+        if most is not None and least > most:
+            raise ValueError(f"cluster.min_engines: found {least}; the run has {most} engines")
+        return self
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
@@ -374,7 +387,7 @@ def _mistake(details: ErrorDetails) -> str:
     if kind == "missing":
         return f"{field}: missing; this key has no default"
     if kind == "value_error":
-        return f"{field}.{details['msg'].removeprefix('Value error, ')}"
+        return f"{field}.{details['msg'].removeprefix('Value error, ')}".removeprefix(".")
     if kind == "model_type":
         return f"{field}: found {_shown(found)}; it should be a section with keys of its own"
     expected = details["msg"][0].lower() + details["msg"][1:]

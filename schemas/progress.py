@@ -26,6 +26,11 @@ class WorkerReport:
     restarts: int
     completion_tokens: int
     last_cause: str | None
+    node: str | None = None
+    """The machine it is on, and Ray's name for that node."""
+    node_id: str | None = None
+    gpus: tuple[str, ...] = ()
+    """The GPUs that Ray gave it, as `CUDA_VISIBLE_DEVICES` names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class Progress:
     last_publish_s: float | None
     leases_lost: int
     workers: tuple[WorkerReport, ...]
+    engines_awaited: int = 0
+    """Engines that must still come up before rows are handed out."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -69,7 +76,10 @@ class Progress:
     @classmethod
     def from_json(cls, text: str) -> "Progress":
         values = json.loads(text)
-        values["workers"] = tuple(WorkerReport(**worker) for worker in values["workers"])
+        values["workers"] = tuple(
+            WorkerReport(**{**worker, "gpus": tuple(worker.get("gpus", ()))})
+            for worker in values["workers"]
+        )
         return cls(**values)
 
 

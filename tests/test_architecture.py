@@ -35,13 +35,14 @@ FLOORS = (
     ("pipeline.run_lengths",),
     ("pipeline.worker",),
     ("pipeline.session",),
+    ("pipeline.placement",),
     ("pipeline.cluster", "pipeline.dry_run"),
     ("jobs.status", "jobs.plan", "jobs.estimate"),
     ("jobs.regenerate",),
 )
 
 DOORS = {
-    "ray": {"pipeline.cluster"},
+    "ray": {"pipeline.cluster", "pipeline.placement"},
     "openai": {"pipeline.engines.client"},
     "datasets": {"pipeline.sources"},
     "pyarrow": {

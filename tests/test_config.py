@@ -118,6 +118,21 @@ def test_sglang_worker_claims_one_gpu_unless_told_otherwise(read: Read) -> None:
     assert read(sglang, "engine.gpus=0").engine.gpus_per_worker == 0
 
 
+def test_engines_without_a_count_are_counted_by_their_gpus(read: Read, mistakes: Mistakes) -> None:
+    sglang = "engine: {kind: sglang, python: /venv/bin/python, count: null}"
+    assert read(sglang).engine.num_workers is None
+    assert mistakes("engine: {kind: embedded, count: null}") == [
+        "engine.count: found null, which counts by GPUs; these engines claim none"
+    ]
+
+
+def test_more_engines_cannot_be_awaited_than_are_asked_for(read: Read, mistakes: Mistakes) -> None:
+    assert read("engine: {count: 3}", "cluster.min_engines=3").cluster.min_engines == 3
+    assert mistakes("engine: {count: 3}", "cluster.min_engines=4") == [
+        "cluster.min_engines: found 4; the run has 3 engines"
+    ]
+
+
 def test_whole_number_is_taken_where_a_fraction_is_allowed(read: Read) -> None:
     assert read("sampling: {temperature: 1}").sampling.temperature == 1.0
 
@@ -302,6 +317,7 @@ def test_long_value_is_cut_in_the_message(mistakes: Mistakes) -> None:
         ("engine.max_running_requests", [1, 1000], [0, 1001]),
         ("engine.context_length", [16], [15]),
         ("engine.cpus", [0], [-1]),
+        ("cluster.min_engines", [1], [0]),
         ("engine.max_restarts", [0], [-1]),
         ("retry.max_attempts", [1], [0]),
         ("work.shard_rows", [1], [0]),

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +38,20 @@ WORKER = WorkerReport(
     restarts=1,
     completion_tokens=500,
     last_cause=None,
+)
+
+LIVE = Progress(
+    session_id="s1",
+    updated_at_s=1.0,
+    state="running",
+    rows_total=10,
+    rows_done=0,
+    rows_failed=0,
+    rows_error=0,
+    completion_tokens=0,
+    last_publish_s=None,
+    leases_lost=0,
+    workers=(WORKER,),
 )
 
 
@@ -93,19 +108,7 @@ def write_live(
     *,
     session_id: str = "s1",
 ) -> None:
-    live = Progress(
-        session_id=session_id,
-        updated_at_s=1.0,
-        state=state,
-        rows_total=10,
-        rows_done=0,
-        rows_failed=0,
-        rows_error=0,
-        completion_tokens=0,
-        last_publish_s=None,
-        leases_lost=0,
-        workers=(WORKER,),
-    )
+    live = replace(LIVE, session_id=session_id, state=state)
     folder.write_whole(LIVE_FILE, live.to_json().encode())
 
 
@@ -167,6 +170,28 @@ def test_error_rows_taken_back_count_no_more(folder: Folder, completion: Build) 
     checkpoint.take_back_errors(folder, RECORD, parts, [row_ids], now_s=1020.0)
     status = status_at(folder, 1020.0)
     assert (status.rows_done, status.rows_error, status.completion_tokens) == (1, 0, 3)
+
+
+def test_workers_are_told_by_node_with_their_gpus(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    placed = [("w0", "gpu-b", ("2", "3")), ("w1", "gpu-b", ("0", "1")), ("w2", "gpu-a", ("0",))]
+    workers = [
+        replace(WORKER, worker_id=worker_id, node=node, gpus=gpus)
+        for worker_id, node, gpus in placed
+    ]
+    driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
+    live = replace(LIVE, workers=tuple(workers))
+    folder.write_whole(LIVE_FILE, live.to_json().encode())
+    assert status_at(folder, 1001.0).workers == tuple(workers)
+    assert main([str(folder.root)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("worker")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "worker     w2 running on gpu-a GPU 0",
+        "worker     w1 running on gpu-b GPU 0,1",
+        "worker     w0 running on gpu-b GPU 2,3",
+    ]
 
 
 # -- failed rows

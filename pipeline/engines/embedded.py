@@ -47,7 +47,7 @@ def release() -> str:
 
 def command(config: EngineConfig, *, model: str, address_file: Path) -> list[str]:
     """The server's command line; it writes its address to `address_file`."""
-    threads = config.threads or max(1, (os.cpu_count() or 1) // config.count)
+    threads = config.threads or max(1, (os.cpu_count() or 1) // (config.num_workers or 1))
     return [
         sys.executable,
         "-I",

@@ -1,0 +1,123 @@
+"""Where workers are: places on Ray's nodes, the hold on a place, the node and GPUs of a worker.
+
+Invariant: all GPUs of one worker are on one node, and stay the worker's until it is given up, so
+that a worker that starts again finds them free. This module knows nothing of rows.
+"""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from schemas.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker runs."""
+
+    node: str
+    node_id: str
+    gpus: tuple[str, ...]
+
+
+def this_place() -> Place:
+    """Of the actor that asks."""
+    context = ray.get_runtime_context()
+    node_id = context.get_node_id()
+    return Place(
+        node=node_name(socket.gethostname(), node_id),
+        node_id=node_id,
+        gpus=tuple(context.get_accelerator_ids().get("GPU", ())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A worker's claim on CPUs and GPUs. A worker with several GPUs holds a placement group."""
+
+    engine: EngineConfig
+    group: Any | None
+
+    def actor_options(self) -> dict[str, object]:
+        options: dict[str, object] = {
+            "num_cpus": self.engine.cpus,
+            "num_gpus": self.engine.gpus_per_worker,
+        }
+        if self.group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=0
+            )
+        return options
+
+    def let_go(self) -> None:
+        if self.group is not None:
+            remove_placement_group(self.group)
+
+
+def hold(engine: EngineConfig) -> Hold:
+    """Claim a place; Ray grants it when there is one, and grants another when its node is lost."""
+    if engine.gpus_per_worker <= 1:
+        return Hold(engine, None)
+    bundle = {"CPU": engine.cpus, "GPU": float(engine.gpus_per_worker)}
+    wanted = {name: amount for name, amount in bundle.items() if amount}
+    return Hold(engine, placement_group([wanted], strategy="STRICT_PACK"))
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """Places an actor on the node of the process that asks, or nowhere."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster and all that it has, in use or not."""
+
+    name: str
+    resources: dict[str, float]
+
+    @property
+    def num_gpus(self) -> float:
+        return self.resources.get("GPU", 0.0)
+
+
+def alive_nodes() -> dict[str, Node]:
+    """By Ray's name for them."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {
+        node["NodeID"]: Node(
+            name=node_name(node["NodeManagerHostname"], node["NodeID"]),
+            resources=node["Resources"],
+        )
+        for node in nodes
+        if node["Alive"]
+    }
+
+
+def node_name(hostname: str, node_id: str) -> str:
+    """For people: two nodes of Ray's may share a machine."""
+    return f"{hostname} {node_id[:8]}"
+
+
+def num_places(nodes: Iterable[Node], engine: EngineConfig) -> int:
+    """Workers that these nodes hold, whoever is on them at present."""
+    cpus, gpus = engine.cpus, engine.gpus_per_worker
+    return sum(places_on(node.resources, cpus=cpus, gpus=gpus) for node in nodes)
+
+
+def places_on(resources: dict[str, float], *, cpus: float, gpus: int) -> int:
+    """Workers of `cpus` and `gpus` that a node with these resources holds."""
+    by_gpus = int(resources.get("GPU", 0) // gpus)
+    return min(by_gpus, int(resources.get("CPU", 0) // cpus)) if cpus else by_gpus
+
+
+def free_resources() -> str:
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
