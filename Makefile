@@ -46,6 +46,10 @@ planner-score: $(STAMP) ## score the memory planner on launches known to run or 
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.planner_oracle
 
+estimate: RUN ?= jobs/runs/qwen3.6-27b.yaml
+estimate: $(STAMP) ## days and dollars of a run on each hardware option: make estimate RUN=… ARGS=…
+	$(BIN)/python -m jobs.estimate $(RUN) $(ARGS)
+
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
 	$(BIN)/python -m tests.replay_lengths
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
@@ -59,4 +63,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle lengths-score plan estimate-peer
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer
