@@ -369,6 +369,11 @@ def _option_warnings(query: EstimateQuery, rated: Sequence[_Rated]) -> tuple[str
                 f"a replica takes {item.rate.gpus_per_replica}"
             )
         spot = _price(query, item.group, spot=True)
+        if spot is None and _price(query, item.group, spot=False) is None:
+            found.append(
+                f"no price of {item.group.hardware.gpu.name} is known: give your own to rank this "
+                "option by dollars"
+            )
         limit = query.load.lengths.summary.limit_tokens
         if spot is not None:
             warning = long_request_warning(_preemption(query, item), limit)
