@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 install: $(STAMP) ## create .venv from constraints.txt
 
@@ -33,6 +33,12 @@ bench: $(STAMP) ## measure the planner, and memory with a million prompts (minut
 	$(BIN)/python -m benchmarks.planner
 	$(BIN)/python -m benchmarks.million_prompts
 
+bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
+	$(BIN)/python -m benchmarks.coordinator
+
+test-cluster: $(STAMP) ## nodes in network namespaces: killed, cut off, joined; needs root (8 minutes)
+	$(BIN)/python -m pytest -s tests/slurm_script.py tests/network_namespaces.py
+
 status: $(STAMP) ## how far the demo is, or FOLDER=...
 	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
 
@@ -52,6 +58,7 @@ estimate: $(STAMP) ## days and dollars of a run on each hardware option: make es
 
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
 	$(BIN)/python -m tests.replay_lengths
+
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
 	$(BIN)/python -m tests.peer_estimate $(ARGS)
 
@@ -63,4 +70,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster

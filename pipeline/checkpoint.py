@@ -396,6 +396,8 @@ class DoneRows:
         `ids` are the input's row ids and content hashes in order. Returns how many rows were
         marked, and the first row id whose published content is another than the input's.
         """
+        if not len(self.row_ids):
+            return 0, None
         batches = list(ids)
         row_ids = pa.chunked_array([ids for ids, _ in batches], pa.string())
         hashes = pa.chunked_array([hashes for _, hashes in batches], pa.string())

@@ -6,6 +6,7 @@ the set of row ids in published parts.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 
@@ -138,7 +139,7 @@ class RunManifest:
             self.session_parts = [kept for kept in self.session_parts if kept.name != name]
 
 
-def manifest_from_lines(lines: list[bytes]) -> RunManifest:
+def manifest_from_lines(lines: Iterable[bytes]) -> RunManifest:
     """Lines that cannot be read are counted and left out: the files in `data/` are the truth."""
     manifest = RunManifest()
     for number, line in enumerate(lines, start=1):
