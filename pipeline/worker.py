@@ -21,7 +21,8 @@ import pyarrow as pa
 from pipeline.checkpoint import stage_part
 from pipeline.errors import EngineError
 from pipeline.intake import FrozenPrompts
-from pipeline.rows import Row, history, row_completion, row_request
+from pipeline.quality import LanguageOf
+from pipeline.rows import Row, history, keep_last_try, row_completion, row_request, take_turn
 from pipeline.storage import Folder
 from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
@@ -86,6 +87,7 @@ class Worker:
     frozen: FrozenPrompts
     carried_schema: pa.Schema
     log: Callable[[str], None]
+    language_of: LanguageOf | None = None
     _queue: deque[Row] = field(default_factory=deque)
     _delayed: list[tuple[float, int, Row]] = field(default_factory=list)
     _running: dict[asyncio.Task[None], Row] = field(default_factory=dict)
@@ -205,10 +207,17 @@ class Worker:
                 case Turn():
                     self._consecutive_failures = 0
                     self._completion_tokens += outcome.completion_tokens or 0
-                    row.turns.append(outcome)
-                    row.tries_of_turn = 0
+                    take_turn(
+                        row,
+                        outcome,
+                        self.config,
+                        context_length=self.engine.context_length,
+                        language_of=self.language_of,
+                    )
                 case Refusal():
                     self._consecutive_failures = 0
+                    if keep_last_try(row):
+                        continue
                     self._finish(row, Problem(kind=outcome.kind, text=outcome.text))
                     return
                 case Interruption():

@@ -19,6 +19,8 @@ FLOORS = (
     ("pipeline.storage",),
     ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.sources"),
     ("pipeline.prompts",),
+    ("pipeline.looping",),
+    ("pipeline.quality", "pipeline.languages"),
     ("pipeline.shards", "pipeline.rows", "pipeline.status"),
     (
         "pipeline.engines.thinking",
@@ -57,6 +59,7 @@ DOORS = {
     "tokenizers": {"pipeline.engines.tokens"},
     "gguf": {"pipeline.engines.tokens"},
     "huggingface_hub": {"pipeline.engines.tokens"},
+    "py3langid": {"pipeline.languages"},
     "xllamacpp": {"pipeline.engines.embedded_server"},
     "subprocess": {"pipeline.engines.server", "pipeline.engines.guard"},
     "time": {
