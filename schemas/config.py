@@ -291,6 +291,8 @@ class QualityConfig(_Section):
     min_length_ratio: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Mean completion tokens over `lengths.output_tokens_mean`, where the run file gives that."""
     max_length_ratio: Annotated[float, Field(ge=1)] = 2.5
+    max_error_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
+    """Share of error rows that is too many for the canary."""
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
     """Tries of one turn whose flags ask for another."""
     budget_factor: Annotated[float, Field(ge=1, le=16)] = 2.0

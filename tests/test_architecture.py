@@ -31,12 +31,13 @@ FLOORS = (
         "pipeline.engines.embedded_server",
         "pipeline.engines.fake",
     ),
-    ("pipeline.engines.client",),
+    ("pipeline.canary",),
+    ("pipeline.engines.client", "pipeline.diagnosis"),
     ("pipeline.engines.assembly",),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan"),
+    ("jobs.status", "jobs.plan", "jobs.canary"),
     ("jobs.regenerate",),
 )
 
