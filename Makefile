@@ -49,6 +49,9 @@ format: $(STAMP) ## rewrite the sources in the project's format
 planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
 	$(BIN)/python -m tests.score_planner
 
+quality-score: $(STAMP) ## precision and recall of each quality flag on the labelled set
+	$(BIN)/python -m tests.score_quality
+
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.planner_oracle
 
@@ -70,4 +73,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
+from jobs import canary as canary_findings
 from jobs.status import as_json as status_as_json
 from jobs.status import duration, failed_lines
 from pipeline.errors import (
@@ -45,7 +46,7 @@ _RATE_WINDOW_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 the user can fix it, 3 finished with error or failed rows."""
+    """Exit status: 0 done, 2 the user can fix it, 3 error or failed rows, or a bad canary."""
     arguments = _parser().parse_args(argv)
     try:
         config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
@@ -91,6 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="exit with 0 when every row is done, even if some ended as error rows",
     )
+    parser.add_argument(
+        "--retry-flagged",
+        action="store_true",
+        help="ask again for rows with a quality flag whose policy is not to keep them",
+    )
+    parser.add_argument(
+        "--accept-canary",
+        action="store_true",
+        help="go on whatever the first rows look like; limits apply from there",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
 
@@ -132,6 +143,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _check_quality(config)
     _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
@@ -150,12 +162,27 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
                 token=holder.token,
                 accept_drift=arguments.accept_drift,
                 retry_errors=arguments.retry_errors,
+                retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
+                accept_canary=arguments.accept_canary,
                 now_s=time.time(),
                 log=_log,
             )
             return _generate(folder, prepared, lost, arguments)
     finally:
         driver_lock.release(folder, holder)
+
+
+def _check_quality(config: RunFile) -> None:
+    from pipeline.languages import check_language_detector
+
+    if config.quality.wrong_language.enabled:
+        check_language_detector()
+
+
+def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
+    from pipeline.quality import FLAGS
+
+    return tuple(flag for flag in FLAGS if config.quality.flag(flag).policy != "keep")
 
 
 def _check_folders_apart(config: RunFile) -> None:
@@ -216,6 +243,8 @@ def _generate(
         f"event=session rows={session.rows_total} done={session.rows_done} "
         f"folder={prepared.plan.root}"
     )
+    if prepared.excesses:
+        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if session.rows_done == session.rows_total:
         _log("event=nothing_to_do every row of the input is published")
         return _finish(folder, session, arguments, wall_s=0.0, causes=[])
@@ -224,9 +253,11 @@ def _generate(
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, show)
-        if ending == "stopped":
+        if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
-        final = cluster.close(ending)
+        final = cluster.close("stopped" if ending == "bad_canary" else ending)
+    if ending == "bad_canary":
+        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":
         rows_done = final.rows_done if final else session.rows_done
         name = signal.Signals(caught[0]).name
@@ -237,18 +268,39 @@ def _generate(
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
 
 
+def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
+    """Print what the canary found; the rows that it wrote stay."""
+    from pipeline.canary import excesses, tally_of
+    from pipeline.checkpoint import read_manifest, rows_of
+    from pipeline.diagnosis import diagnosis
+
+    parts, config = read_manifest(folder).canary_parts, prepared.plan.config
+    tally = tally_of(parts)
+    over = excesses(tally, config, num_rows=tally.num_rows)
+    columns = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
+    rows = rows_of(folder, [part.name for part in parts], columns)
+    found = diagnosis(prepared.excesses or over, rows, config)
+    if as_json:
+        print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
+    else:
+        print(canary_findings.text(found))
+    return WITH_ERRORS
+
+
 def _watch(
     cluster: "Cluster",
     caught: list[int],
     lost: Callable[[], bool],
     show: Callable[["Progress", list[str]], None],
-) -> Literal["done", "stopped", "failed"]:
+) -> Literal["done", "stopped", "failed", "bad_canary"]:
     """Follow the run to its end. Raises DriverLostError, and EngineError when none ever ran."""
     ever_ran = False
     while True:
         progress, events = cluster.poll()
         show(progress, events)
         ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
+        if progress.canary == "failed":
+            return "bad_canary"
         if progress.rows_done + progress.rows_failed == progress.rows_total:
             return "done"
         if caught:
@@ -403,6 +455,7 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _check_quality(config)
     found = dry_run(config, Folder(Path(config.output.folder)))
     if as_json:
         print(json.dumps(asdict(found), indent=1))

@@ -19,9 +19,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline import checkpoint, driver_lock
+from pipeline.canary import excesses, hold_all_but_canary, tally_of, turned_bad
 from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
+from pipeline.languages import language_detector
 from pipeline.placement import (
     Hold,
     Node,
@@ -38,9 +40,9 @@ from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
-from schemas.manifest import FailedRow, Part
-from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
-from schemas.session import SessionPlan
+from schemas.manifest import CanaryEvent, FailedRow, Part
+from schemas.progress import CanaryState, LeaseReply, Orders, Progress, WorkerReport
+from schemas.session import SessionPlan, Tally
 from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
@@ -59,8 +61,15 @@ class Coordinator:
         work = plan.config.work
         self._plan = plan
         self._folder = Folder(plan.root)
+        states, canary = bytearray(row_states), plan.canary
+        self._canary: CanaryState = "none" if canary is None else "running"
+        self._canary_tally = canary.tally if canary is not None else Tally()
+        self._canary_rows = self._canary_tally.num_rows
+        if canary is not None:
+            seed = plan.config.sampling.seed
+            self._canary_rows += hold_all_but_canary(states, canary.rows_left, seed)
         self._ledger = Ledger(
-            row_states=bytearray(row_states),
+            row_states=states,
             shard_rows=work.shard_rows,
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
@@ -80,7 +89,7 @@ class Coordinator:
     # -- for workers
 
     def lease(self, worker_id: str) -> LeaseReply:
-        if worker_id in self._taken_for_dead:
+        if worker_id in self._taken_for_dead or self._canary == "failed":
             # It has yet to hear that its leases are lost; a new one would be dropped with them.
             return LeaseReply(lease=None, is_over=False)
         self._ready.add(worker_id)
@@ -89,7 +98,8 @@ class Coordinator:
         lease = self._ledger.lease(worker_id, now_s=monotonic())
         if lease is None and not self._ledger.is_over:
             self._ask_back(worker_id)
-        return LeaseReply(lease=lease, is_over=self._ledger.is_over)
+        is_canary = self._canary == "running"
+        return LeaseReply(lease=lease, is_over=self._ledger.is_over, is_canary=is_canary)
 
     def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         """The rows that are stale: then nothing is published, and the rest is to come again."""
@@ -102,11 +112,15 @@ class Coordinator:
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
+        if self._canary == "running":
+            self._canary_tally = tally_of([part], self._canary_tally)
+        self._judge_canary()
         return set()
 
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
         if self._ledger.set_aside(key, row):
             checkpoint.list_failed(self._folder, failed)
+            self._judge_canary()
 
     def give_back(self, key: LeaseKey, first_row: int) -> None:
         self._ledger.give_back(key, first_row)
@@ -128,6 +142,13 @@ class Coordinator:
         if report.worker_id in self._taken_for_dead:
             self._taken_for_dead.discard(report.worker_id)
             return Orders(leases_are_lost=True)
+        quality, accepted = self._plan.config.quality, self._plan.accepted_shares
+        if cause := turned_bad(report.worker_id, self._reports, quality, accepted):
+            self.log(
+                f"event=engine_drained worker={report.worker_id} engine={report.engine} "
+                f"cause={cause!r}"
+            )
+            return Orders(drain_cause=cause)
         return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
 
     def log(self, line: str) -> None:
@@ -177,6 +198,29 @@ class Coordinator:
             return 0
         return max(0, self._plan.config.cluster.min_engines - len(self._ready))
 
+    def _judge_canary(self) -> None:
+        """End the canary as soon as its verdict is certain; once it has passed, open the rest."""
+        if self._canary != "running":
+            return
+        is_complete = not self._ledger.has_open_rows
+        num_rows = self._canary_tally.num_rows if is_complete else self._canary_rows
+        found = excesses(self._canary_tally, self._plan.config, num_rows=num_rows)
+        if not found and not is_complete:
+            return
+        self._canary = "failed" if found else "passed"
+        assert self._plan.canary is not None
+        event = CanaryEvent(
+            session_id=self._plan.session_id,
+            verdict=self._canary,
+            settings=self._plan.canary.settings,
+            shares={excess.name: excess.found for excess in found},
+            at_s=time(),
+        )
+        checkpoint.list_canary(self._folder, event)
+        self.log(f"event=canary_{self._canary} rows={self._canary_tally.num_rows}")
+        if not found:
+            self._ledger.open_held()
+
     def _ask_back(self, hungry: str) -> None:
         """An idle worker takes over half of the rows that the fullest one has not started.
 
@@ -194,6 +238,7 @@ class Coordinator:
         """List rows whose shard lost its worker too often."""
         if not rows:
             return
+        self._judge_canary()
         frozen = frozen_prompts(self._folder, self._plan.frozen_name)
         assert frozen is not None
         for row in rows:
@@ -222,6 +267,7 @@ class Coordinator:
             leases_lost=counts.leases_lost,
             workers=tuple(self._reports.values()),
             engines_awaited=self._engines_awaited,
+            canary=self._canary,
         )
 
     def _write_live(self, progress: Progress) -> None:
@@ -289,6 +335,9 @@ class WorkerActor:
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
             log=lambda line: book.log.remote(line),
+            language_of=(
+                language_detector() if plan.config.quality.wrong_language.enabled else None
+            ),
         )
 
     async def run(self) -> None:

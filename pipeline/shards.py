@@ -13,8 +13,8 @@ from typing import Literal
 
 from schemas.shard import Lease, LeaseKey, Shard
 
-PENDING, DONE, FAILED = 0, 1, 2
-"""A row's state, one byte each."""
+PENDING, DONE, FAILED, HELD = 0, 1, 2, 3
+"""A row's state, one byte each. A row that is HELD is not leased until all held ones are opened."""
 
 
 def row_shards(num_rows: int, shard_rows: int) -> list[Shard]:
@@ -191,6 +191,24 @@ class Ledger:
     @property
     def is_over(self) -> bool:
         return self.rows_done + self.rows_failed == len(self.row_states)
+
+    @property
+    def has_open_rows(self) -> bool:
+        """Whether any row may still be leased, or is."""
+        return any(entry.num_open for entry in self._entries.values())
+
+    def open_held(self) -> None:
+        """Every held row becomes pending. No row may be open, so that no lease is current."""
+        if self.has_open_rows:
+            raise ValueError("rows are still open")
+        for shard_id, entry in self._entries.items():
+            held = self.row_states.count(HELD, entry.start, entry.stop)
+            if not held:
+                continue
+            rows = self.row_states[entry.start : entry.stop]
+            self.row_states[entry.start : entry.stop] = rows.replace(b"\x03", b"\x00")
+            entry.state, entry.num_open = "pending", held
+            self._pending.append(shard_id)
 
     def counts(self) -> LedgerCounts:
         return LedgerCounts(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -21,7 +21,8 @@ import pyarrow as pa
 from pipeline.checkpoint import stage_part
 from pipeline.errors import EngineError
 from pipeline.intake import FrozenPrompts
-from pipeline.rows import Row, history, row_completion, row_request
+from pipeline.quality import LanguageOf
+from pipeline.rows import Row, history, keep_last_try, row_completion, row_request, take_turn
 from pipeline.storage import Folder
 from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
@@ -86,6 +87,7 @@ class Worker:
     frozen: FrozenPrompts
     carried_schema: pa.Schema
     log: Callable[[str], None]
+    language_of: LanguageOf | None = None
     _queue: deque[Row] = field(default_factory=deque)
     _delayed: list[tuple[float, int, Row]] = field(default_factory=list)
     _running: dict[asyncio.Task[None], Row] = field(default_factory=dict)
@@ -111,6 +113,9 @@ class Worker:
     _hold_until_s: float = 0.0
     _last_flush_s: float = 0.0
     _sequence: int = 0
+    _in_canary: bool = False
+    _window: deque[tuple[str, ...]] = field(default_factory=deque)
+    _drain_cause: str | None = None
     _jitter: random.Random = field(default_factory=random.Random)
 
     # -- the life of a worker
@@ -123,9 +128,9 @@ class Worker:
             self._last_flush_s = monotonic()
             while not self._is_over and not self._draining:
                 await self._step(beats)
-        except EngineError:
+        except EngineError as error:
             self._state = "lost"
-            await self._give_all_back("the engine could not be started again")
+            await self._give_all_back(str(error))
             raise
         finally:
             await self._wind_up(beats)
@@ -145,6 +150,8 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._something.wait(), _TICK_S)
         self._raise_background_errors(beats)
+        if self._drain_cause is not None:
+            self._leave_as_bad(self._drain_cause)
         if self._lost_cause is not None:
             await self._recover_engine(self._lost_cause)
         self._state = "running" if self._running or self._queue else "idle"
@@ -205,10 +212,17 @@ class Worker:
                 case Turn():
                     self._consecutive_failures = 0
                     self._completion_tokens += outcome.completion_tokens or 0
-                    row.turns.append(outcome)
-                    row.tries_of_turn = 0
+                    take_turn(
+                        row,
+                        outcome,
+                        self.config,
+                        context_length=self.engine.context_length,
+                        language_of=self.language_of,
+                    )
                 case Refusal():
                     self._consecutive_failures = 0
+                    if keep_last_try(row):
+                        continue
                     self._finish(row, Problem(kind=outcome.kind, text=outcome.text))
                     return
                 case Interruption():
@@ -277,6 +291,15 @@ class Worker:
             now_s=time(),
         )
         self._finished.append((row, completion))
+        if problem is None and not self._in_canary and self.config.quality.window_rows:
+            self._window.append(completion.flags)
+            if len(self._window) > self.config.quality.window_rows:
+                self._window.popleft()
+
+    def _leave_as_bad(self, cause: str) -> None:
+        """Raises EngineError. Flagged rows that are not published are others' to do again."""
+        self._finished = [pair for pair in self._finished if not pair[1].flags]
+        raise EngineError(f"worker {self.worker_id} was drained: {cause}")
 
     # -- leases
 
@@ -298,6 +321,7 @@ class Worker:
                     # Whatever the ledger still counts as this worker's is nobody's.
                     await self.book.release(self.worker_id)
                 break
+            self._in_canary = reply.is_canary
             rows = await asyncio.to_thread(self._rows_of, reply.lease)
             for row, problem in rows:
                 if problem is None:
@@ -355,7 +379,10 @@ class Worker:
     async def _beat_forever(self) -> None:
         while True:
             orders = await self.book.heartbeat(self.report())
-            if orders.leases_are_lost:
+            if orders.drain_cause is not None:
+                self._drain_cause = orders.drain_cause
+                self._something.set()
+            elif orders.leases_are_lost:
                 self.log(f"event=leases_lost worker={self.worker_id}")
                 await self._start_afresh()
             elif orders.give_back_rows:
@@ -377,6 +404,8 @@ class Worker:
             restarts=self._restarts,
             completion_tokens=self._completion_tokens,
             last_cause=self._last_cause,
+            window_rows=len(self._window),
+            window_flags=dict(Counter(flag for flags in self._window for flag in flags)),
         )
 
     # -- finished rows out

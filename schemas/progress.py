@@ -1,11 +1,12 @@
 """What workers and the coordinator tell each other, and what `live.json` tells people."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from schemas.shard import Lease
 
+CanaryState = Literal["none", "running", "passed", "failed"]
 WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "lost"]
 
 
@@ -31,6 +32,9 @@ class WorkerReport:
     node_id: str | None = None
     gpus: tuple[str, ...] = ()
     """The GPUs that Ray gave it, as `CUDA_VISIBLE_DEVICES` names them."""
+    window_rows: int = 0
+    """Last rows, those of the canary not counted."""
+    window_flags: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class Orders:
     """Rows not yet started that others are waiting for."""
     leases_are_lost: bool = False
     """The worker was taken for dead: its rows are others' by this time."""
+    drain_cause: str | None = None
+    """What the engine writes has turned bad, and the worker is to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class LeaseReply:
 
     lease: Lease | None
     is_over: bool
+    is_canary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,7 @@ class Progress:
     workers: tuple[WorkerReport, ...]
     engines_awaited: int = 0
     """Engines that must still come up before rows are handed out."""
+    canary: CanaryState = "none"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)

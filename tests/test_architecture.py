@@ -20,6 +20,8 @@ FLOORS = (
     ("pipeline.storage",),
     ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.sources"),
     ("pipeline.prompts",),
+    ("pipeline.looping",),
+    ("pipeline.quality", "pipeline.languages"),
     ("pipeline.shards", "pipeline.rows", "pipeline.status"),
     (
         "pipeline.engines.thinking",
@@ -30,14 +32,15 @@ FLOORS = (
         "pipeline.engines.embedded_server",
         "pipeline.engines.fake",
     ),
-    ("pipeline.engines.client",),
+    ("pipeline.canary",),
+    ("pipeline.engines.client", "pipeline.diagnosis"),
     ("pipeline.engines.assembly",),
     ("pipeline.run_lengths",),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.placement",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan", "jobs.estimate"),
+    ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary"),
     ("jobs.regenerate",),
 )
 
@@ -62,6 +65,7 @@ DOORS = {
     "jinja2": {"pipeline.estimate_page"},
     "gguf": {"pipeline.engines.tokens"},
     "huggingface_hub": {"pipeline.engines.tokens"},
+    "py3langid": {"pipeline.languages"},
     "xllamacpp": {"pipeline.engines.embedded_server"},
     "subprocess": {"pipeline.engines.server", "pipeline.engines.guard"},
     "time": {

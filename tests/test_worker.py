@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -461,6 +462,81 @@ def turn(answer: str) -> Turn:
     )
 
 
-def checkpoint_rows(at: Desk) -> dict[str, dict[str, object]]:
+def checkpoint_rows(at: Desk) -> dict[str, dict[str, Any]]:
     tables = [pq.read_table(at.book.folder.path(f"data/{part.name}")) for part in at.book.parts]
     return {row["row_id"]: row for table in tables for row in table.to_pylist()}
+
+
+# -- turns that are generated again for their flags
+
+
+def turn_with(text: str, request: Request, *, finish: str = "stop") -> Turn:
+    good = echo(request)
+    assert isinstance(good, Turn)
+    return replace(good, answer_text=text, finish_reason=finish)  # type: ignore[arg-type]
+
+
+def test_flagged_turn_is_generated_again_with_another_seed(desk: MakeDesk) -> None:
+    def empty_at_first(request: Request) -> Outcome:
+        is_first = not any(request.row_id == row for row in asked)
+        asked.append(request.row_id)
+        return turn_with("", request) if is_first else echo(request)
+
+    asked: list[str] = []
+    quality = {"empty_answer": {"policy": "retry"}}
+    at = desk(prompts_of(6), FakeEngine(script=empty_at_first), quality=quality)
+    at.run()
+    each_once(at.book, 6)
+    assert len(at.engine.requests) == 12
+    assert len({request.sampling.seed for request in at.engine.requests}) == 12
+    last = {request.row_id: request.sampling.seed for request in at.engine.requests}
+    for row_id, row in checkpoint_rows(at).items():
+        assert (row["flags"], row["quality_retries"], row["attempt"]) == ([], 1, 1)
+        assert row["sampling"]["seed"] == last[row_id]
+
+
+def test_turn_that_stays_bad_is_kept_with_its_flags_after_its_tries(desk: MakeDesk) -> None:
+    at = desk(
+        prompts_of(2),
+        FakeEngine(script=lambda request: turn_with("", request)),
+        quality={"empty_answer": {"policy": "retry"}, "max_attempts": 4},
+    )
+    at.run()
+    assert len(at.engine.requests) == 8
+    rows = checkpoint_rows(at).values()
+    assert [(row["flags"], row["quality_retries"]) for row in rows] == [(["empty_answer"], 3)] * 2
+
+
+def test_cut_turn_is_given_more_room_and_the_next_turn_the_usual(desk: MakeDesk) -> None:
+    def needs_150(request: Request) -> Outcome:
+        enough = request.sampling.max_tokens >= 150 or request.turn_index == 1
+        return echo(request) if enough else turn_with("an", request, finish="length")
+
+    at = desk(
+        [prompt(1, turns=2)],
+        FakeEngine(script=needs_150),
+        sampling={"max_tokens": 100},
+        quality={"cut_in_answer": {"policy": "retry"}},
+    )
+    at.run()
+    assert [request.sampling.max_tokens for request in at.engine.requests] == [100, 200, 100]
+    row = checkpoint_rows(at)["q001"]
+    assert (row["flags"], row["sampling"]["max_tokens"], len(row["turns"])) == ([], 200, 2)
+
+
+def test_refused_larger_budget_leaves_the_turn_that_was_cut(desk: MakeDesk) -> None:
+    def refuses_more(request: Request) -> Outcome:
+        if request.sampling.max_tokens > 100:
+            return Refusal(kind="refused_by_engine", text="HTTP 400: too long")
+        return turn_with("an", request, finish="length")
+
+    at = desk(
+        prompts_of(1),
+        FakeEngine(script=refuses_more),
+        sampling={"max_tokens": 100},
+        quality={"cut_in_answer": {"policy": "retry"}},
+    )
+    at.run()
+    row = checkpoint_rows(at)["q000"]
+    assert (row["status"], row["flags"], row["quality_retries"]) == ("ok", ["cut_in_answer"], 0)
+    assert row["sampling"]["max_tokens"] == 100

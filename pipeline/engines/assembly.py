@@ -229,11 +229,11 @@ _TRIAL = Request(
 
 
 def request_timeout_s(config: RunFile) -> float:
-    """The deadline of one request: long enough for `max_tokens` at the slowest rate allowed for."""
+    """The deadline of one request: long enough for the largest budget at the slowest rate."""
     engine = config.engine
     if engine.request_timeout_s is not None:
         return engine.request_timeout_s
-    return _DEADLINE_BASE_S + config.sampling.max_tokens / engine.min_tokens_per_s
+    return _DEADLINE_BASE_S + config.most_completion_tokens / engine.min_tokens_per_s
 
 
 def endpoint_key(config: RunFile) -> str:
