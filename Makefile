@@ -62,6 +62,12 @@ estimate: $(STAMP) ## days and dollars of a run on each hardware option: make es
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
 	$(BIN)/python -m tests.replay_lengths
 
+estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
+	$(BIN)/python tests/score_estimate.py
+
+estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration part of the readings (minutes)
+	$(BIN)/python tests/fit_estimate.py $(ARGS)
+
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
 	$(BIN)/python -m tests.peer_estimate $(ARGS)
 
@@ -73,4 +79,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit
