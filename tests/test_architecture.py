@@ -31,6 +31,7 @@ FLOORS = (
         "pipeline.engines.failure_wordings",
     ),
     ("pipeline.engines.client", "pipeline.engines.launch_log"),
+    ("pipeline.engines.ladder",),
     ("pipeline.engines.assembly",),
     ("pipeline.worker",),
     ("pipeline.session",),

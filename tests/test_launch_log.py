@@ -12,7 +12,6 @@ from pipeline.engines.launch_log import (
     OomFigures,
     failure_cause,
     figures,
-    flag_hint,
     last_launch,
     notes,
 )
@@ -88,7 +87,6 @@ def test_renamed_flag_is_told_with_the_release_that_renamed_it() -> None:
     assert "--mamba-radix-cache-strategy since SGLang 0.5.14; 0.5.21 no longer" in cause.summary
     newer = failure_cause(excerpt("flag--newer-than-the-release"))
     assert "before it is called --mamba-scheduler-strategy" in newer.summary
-    assert flag_hint("mem-fraction-static") is None
 
 
 def test_flags_that_do_not_go_together_are_told_in_the_engines_words() -> None:

@@ -21,12 +21,14 @@ from pipeline.engines.failure_wordings import (
 )
 from pipeline.errors import PlanError
 from pipeline.planner.calibration import LogReadings, readings
+from pipeline.planner.launch_flags import renaming_of
 
 LAUNCH_MARK = "--- launch "
 """Begins the line that the worker writes to the log before each start."""
 
 _MOST_EVIDENCE_LINES = 6
 _MOST_LINE_CHARACTERS = 300
+_MOST_QUOTED_CHARACTERS = 140
 _MOST_LINES_READ_BACK = 6000
 # A py-spy dump of a stuck engine has some hundred lines a rank, an argparse usage some 600.
 _LINES_OF_OTHER_RANKS = 120
@@ -308,27 +310,6 @@ def _gib(found: re.Match[str]) -> float:
 
 # -- a flag that was refused
 
-RENAMED_FLAGS = {
-    # old name → (new name, first release read that has it, first release read without the old).
-    # From the argument parsers of 0.5.10.post1, 0.5.12.post1, 0.5.14, 0.5.17, 0.5.19, 0.5.21.
-    "mamba-scheduler-strategy": ("mamba-radix-cache-strategy", "0.5.14", "0.5.21"),
-    "cuda-graph-max-bs": ("cuda-graph-max-bs-decode", "0.5.14", "0.5.21"),
-    "cuda-graph-bs": ("cuda-graph-bs-decode", "0.5.14", "0.5.21"),
-    "nsa-prefill-backend": ("dsa-prefill-backend", "0.5.14", "0.5.21"),
-    "nsa-decode-backend": ("dsa-decode-backend", "0.5.14", "0.5.21"),
-    "disable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "0.5.14", "0.5.21"),
-}
-
-
-def flag_hint(flag: str) -> str | None:
-    """Which release renamed a flag, told from either side of the renaming."""
-    for old, (new, since, gone) in RENAMED_FLAGS.items():
-        if flag == old:
-            return f"--{old} is called --{new} since SGLang {since}; {gone} no longer knows it"
-        if flag == new:
-            return f"--{new} is known since SGLang {since}; before it is called --{old}"
-    return None
-
 
 def _refused_flag(line: str) -> str | None:
     """The flag that the argument parser refuses; what is refused for its value is told in full."""
@@ -394,7 +375,7 @@ def _summary(kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, line: 
         if oom.others_gib:
             parts.append(f"{oom.others_gib:g} GiB held by others")
         return f"{words} ({', '.join(parts)})"
-    if kind == "flag" and (hint := flag_hint(_refused_flag(line) or "")):
+    if kind == "flag" and (hint := renaming_of(_refused_flag(line) or "")):
         return f"{words}: {hint}"
     if kind in ("killed", "watchdog", "unknown"):
         words = f"{words} at stage {stage!r}"
@@ -403,7 +384,7 @@ def _summary(kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, line: 
 
 def _bare(line: str) -> str:
     """The line without its time stamp, short enough for one line of ours."""
-    return _cut(_STAMP.sub("", line).strip())[:200]
+    return _cut(_STAMP.sub("", line).strip())[:_MOST_QUOTED_CHARACTERS]
 
 
 def _evidence(lines: list[str], at: int) -> tuple[str, ...]:
