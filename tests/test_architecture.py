@@ -29,6 +29,7 @@ FLOORS = (
         "pipeline.engines.embedded_server",
         "pipeline.engines.fake",
         "pipeline.engines.failure_wordings",
+        "pipeline.engines.gpus",
     ),
     ("pipeline.engines.client", "pipeline.engines.launch_log"),
     ("pipeline.engines.ladder",),
@@ -60,7 +61,13 @@ DOORS = {
     "gguf": {"pipeline.engines.tokens"},
     "huggingface_hub": {"pipeline.engines.tokens"},
     "xllamacpp": {"pipeline.engines.embedded_server"},
-    "subprocess": {"pipeline.engines.server", "pipeline.engines.guard"},
+    "subprocess": {
+        "pipeline.engines.server",
+        "pipeline.engines.guard",
+        # One question to nvidia-smi.
+        "pipeline.engines.gpus",
+    },
+    "pynvml": {"pipeline.engines.gpus"},
     "time": {
         "jobs.regenerate",
         "jobs.status",

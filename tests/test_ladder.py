@@ -104,7 +104,10 @@ def test_every_cause_has_its_first_answer(excerpt: str, on: str) -> None:
         assert "\n" not in answer.reason
 
 
-@pytest.mark.parametrize("excerpt", EXCERPTS)
+ONE_OF_EACH = [next(name for name in EXCERPTS if name.startswith(f"{kind}--")) for kind in FIRST]
+
+
+@pytest.mark.parametrize("excerpt", ONE_OF_EACH)
 @pytest.mark.parametrize("on", ["planned", "blind"])
 def test_every_ladder_ends_and_never_tries_a_failed_configuration_twice(
     excerpt: str, on: str
