@@ -8,6 +8,13 @@ the set of row ids in published parts.
 import json
 from dataclasses import asdict, dataclass, field
 
+FIRST_COLUMNS = (
+    "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
+    "error_text", "model", "thinking", "engine", "engine_release", "sampling", "attempt",
+    "worker_id", "content_hash", "started_at", "finished_at",
+)  # fmt: skip
+"""Of a run record that does not name its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -52,6 +59,8 @@ class RunRecord:
     carried_schema: str
     """The carried columns' Arrow schema, serialised, in base64."""
     accepted_drift: tuple[str, ...] = ()
+    columns: tuple[str, ...] = FIRST_COLUMNS
+    """The columns of its parts before the carried ones."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -61,6 +70,7 @@ class RunRecord:
         values = json.loads(text)
         values["identity"] = RunIdentity(settings=values["identity"]["settings"])
         values["accepted_drift"] = tuple(values["accepted_drift"])
+        values["columns"] = tuple(values.get("columns", FIRST_COLUMNS))
         return cls(**values)
 
 
@@ -87,6 +97,18 @@ class FailedRow:
     failed_at_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """An engine that came up: what finally ran."""
+
+    worker_id: str
+    engine: str
+    release: str | None
+    plan: str | None
+    max_running_requests: int
+    ready_at_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class RunManifest:
     """The events of `manifest.jsonl`, folded together in order."""
@@ -99,6 +121,7 @@ class RunManifest:
     """Parts published since the last session began."""
     rows_gained: int = 0
     """Rows listed since the last session began, less those taken back or gone."""
+    engines: list[EngineRun] = field(default_factory=list)
     unreadable_lines: list[int] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
@@ -116,6 +139,8 @@ class RunManifest:
             case "failed":
                 row = FailedRow(**event)  # type: ignore[arg-type]
                 self.failed[row.row_id, row.sample_index] = row
+            case "engine":
+                self.engines.append(EngineRun(**event))  # type: ignore[arg-type]
             case unknown:
                 raise ValueError(f"unknown event {unknown!r}")
 
@@ -149,7 +174,10 @@ def manifest_from_lines(lines: list[bytes]) -> RunManifest:
     return manifest
 
 
-def event_line(event: str, record: Part | Session | FailedRow | dict[str, object]) -> bytes:
+ManifestRecord = Part | Session | FailedRow | EngineRun | dict[str, object]
+
+
+def event_line(event: str, record: "ManifestRecord") -> bytes:
     """One line of `manifest.jsonl`, with its line feed."""
     values = record if isinstance(record, dict) else asdict(record)
     if isinstance(record, Part) and not any(record.sample_indexes):

@@ -26,6 +26,9 @@ class WorkerReport:
     restarts: int
     completion_tokens: int
     last_cause: str | None
+    plan: str | None = None
+    """The launch flags of the engine that runs."""
+    max_running_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
