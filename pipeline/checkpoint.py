@@ -28,6 +28,7 @@ from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.manifest import (
     ROW_FORMAT,
     CanaryEvent,
+    EngineRun,
     FailedRow,
     Part,
     RunIdentity,
@@ -154,6 +155,10 @@ def list_canary(folder: Folder, event: CanaryEvent) -> None:
     folder.append_line(MANIFEST_FILE, event_line("canary", event))
 
 
+def list_engine(folder: Folder, engine: EngineRun) -> None:
+    folder.append_line(MANIFEST_FILE, event_line("engine", engine))
+
+
 def begin_session(folder: Folder, session: Session) -> None:
     folder.append_line(MANIFEST_FILE, event_line("session", session))
 
@@ -221,6 +226,17 @@ def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bo
             "output.folder, or --accept-drift to go on"
         )
     return lines
+
+
+def check_columns(record: RunRecord) -> None:
+    """Raises ResumeError for a folder whose parts have other columns than those written here."""
+    ours, theirs = set(COMPLETION_SCHEMA.names), set(record.columns)
+    if ours != theirs:
+        names = ", ".join(sorted(ours ^ theirs))
+        raise ResumeError(
+            f"output.folder: its parts were written by another version of this project, with other "
+            f"columns ({names}); finish it with that version, or use another folder"
+        )
 
 
 def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:

@@ -40,7 +40,7 @@ from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
-from schemas.manifest import CanaryEvent, FailedRow, Part
+from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
 from schemas.progress import CanaryState, LeaseReply, Orders, Progress, WorkerReport
 from schemas.session import SessionPlan, Tally
 from schemas.shard import LeaseKey
@@ -77,6 +77,7 @@ class Coordinator:
         self._reports: dict[str, WorkerReport] = {}
         self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
+        self._listed_engines: set[tuple[str, int]] = set()
         self._taken_for_dead: set[str] = set()
         self._ready: set[str] = set()
         self._has_begun = False
@@ -129,11 +130,15 @@ class Coordinator:
         """The worker holds nothing: what the ledger still leases to it is open again."""
         self._ledger.worker_left(worker_id)
 
+    def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        self._ledger.engine_died(rows)
+
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
 
     def heartbeat(self, report: WorkerReport) -> Orders:
         self._ledger.renew(report.worker_id, now_s=monotonic())
+        self._note_engine(report)
         self._reports[report.worker_id] = report
         has_spare_rows = report.state == "running" and report.not_started > 0
         (self._with_spare_rows.add if has_spare_rows else self._with_spare_rows.discard)(
@@ -221,6 +226,24 @@ class Coordinator:
         if not found:
             self._ledger.open_held()
 
+    def _note_engine(self, report: WorkerReport) -> None:
+        """List an engine that came up, with what runs: once for each start."""
+        start = (report.worker_id, report.restarts)
+        if report.state not in ("idle", "running") or start in self._listed_engines:
+            return
+        self._listed_engines.add(start)
+        checkpoint.list_engine(
+            self._folder,
+            EngineRun(
+                worker_id=report.worker_id,
+                engine=report.engine,
+                release=report.engine_release,
+                plan=report.plan,
+                max_running_requests=report.max_running_requests,
+                ready_at_s=time(),
+            ),
+        )
+
     def _ask_back(self, hungry: str) -> None:
         """An idle worker takes over half of the rows that the fullest one has not started.
 
@@ -299,6 +322,9 @@ class RemoteBook:
     async def release(self, worker_id: str) -> None:
         await self.coordinator.release.remote(worker_id)
 
+    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        await self.coordinator.engine_died.remote(rows)
+
     async def engine_lost(self, worker_id: str, cause: str) -> None:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
@@ -329,6 +355,7 @@ class WorkerActor:
                 config=plan.config,
                 worker_number=worker_number,
                 log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
+                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
             ),
             book=RemoteBook(book, this_place()),
             folder=folder,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.quality import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
+from schemas.manifest import FailedRow
 from schemas.prompt import Message, Problem, Prompt, Request, SamplingParams, with_own_seed
 from schemas.shard import LeaseKey
 
@@ -26,6 +27,8 @@ class Row:
     turns: list[Turn] = field(default_factory=list)
     tries_of_turn: int = 0
     interruptions: int = 0
+    deaths: int = 0
+    """Deaths of its engine while it was in flight, here and elsewhere."""
     started_at_s: float = 0.0
     """0 until an engine is asked."""
     flags: set[QualityFlag] = field(default_factory=set)
@@ -121,6 +124,7 @@ def row_completion(
     config: RunFile,
     engine: str,
     engine_release: str | None,
+    plan: str | None,
     worker_id: str,
     now_s: float,
 ) -> Completion:
@@ -139,6 +143,7 @@ def row_completion(
         thinking=config.thinking,
         engine=engine,
         engine_release=engine_release,
+        plan=plan,
         sampling=row.first_sampling or _seeded(row, config, 0),
         attempt=row.interruptions + 1 if row.started_at_s else 0,
         flags=tuple(flag for flag in FLAGS if flag in row.flags),
@@ -148,6 +153,27 @@ def row_completion(
         started_at_s=row.started_at_s or now_s,
         finished_at_s=now_s,
         carried=row.prompt.carried,
+    )
+
+
+def failed_row(row: Row, cause: str, *, now_s: float) -> FailedRow:
+    """The row as the manifest lists it when it has used up its tries."""
+    return FailedRow(
+        row_id=row.prompt.row_id,
+        sample_index=row.sample_index,
+        cause=cause,
+        attempts=row.tries_of_turn,
+        failed_at_s=now_s,
+    )
+
+
+def over_context(tokens: int, context_length: int) -> Problem | None:
+    """What is wrong with a prompt of at least so many tokens, if anything."""
+    if tokens < context_length:
+        return None
+    return Problem(
+        kind="over_context",
+        text=f"the prompt has at least {tokens} tokens; the engine's context is {context_length}",
     )
 
 

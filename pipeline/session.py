@@ -18,6 +18,7 @@ from pipeline.intake import FrozenPrompts, freeze, frozen_prompts, remove_other_
 from pipeline.prompts import input_fingerprint, read_prompts
 from pipeline.shards import DONE
 from pipeline.storage import Folder
+from schemas.completion import COMPLETION_SCHEMA
 from schemas.config import RunFile
 from schemas.manifest import CanaryEvent, CanaryVerdict, Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
@@ -56,6 +57,7 @@ def prepare(
     record = checkpoint.read_run(folder)
     if record is not None:
         checkpoint.check_row_format(folder, record)
+        checkpoint.check_columns(record)
     frozen = _frozen(config, folder, record, accept_drift, log)
     if not frozen.num_rows:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
@@ -192,6 +194,7 @@ def _agreed_record(
             created_at_s=now_s,
             identity=identity,
             carried_schema=frozen.carried_schema,
+            columns=tuple(COMPLETION_SCHEMA.names),
         )
         checkpoint.write_run(folder, record)
         return record

@@ -65,6 +65,7 @@ class Ledger:
     _pending: deque[int] = field(default_factory=deque)
     _leased_by: dict[str, set[int]] = field(default_factory=dict)
     _last_seen_s: dict[str, float] = field(default_factory=dict)
+    _deaths: dict[int, int] = field(default_factory=dict)
     _next_shard_id: int = 0
 
     def __post_init__(self) -> None:
@@ -91,7 +92,9 @@ class Ledger:
         entry.attempt += 1
         self._leased_by.setdefault(worker_id, set()).add(shard_id)
         key = LeaseKey(shard_id=shard_id, attempt=entry.attempt)
-        return Lease(key=key, worker_id=worker_id, rows=tuple(self._open_rows(entry)))
+        rows = tuple(self._open_rows(entry))
+        deaths = tuple((row, self._deaths[row]) for row in rows if row in self._deaths)
+        return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths)
 
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s
@@ -169,6 +172,12 @@ class Ledger:
             self.rows_failed += len(rows)
             given_up += rows
         return given_up
+
+    def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> None:
+        """Rows that were in flight when their engine died; one of them may have killed it."""
+        for key, row in rows:
+            if self._holds(key, row):
+                self._deaths[row] = self._deaths.get(row, 0) + 1
 
     def worker_left(self, worker_id: str) -> None:
         """The worker ended by itself: what it still held returns to pending, as no loss."""

@@ -85,6 +85,8 @@ class Completion:
     thinking: bool
     engine: str
     engine_release: str | None
+    plan: str | None
+    """The engine's launch flags that were planned or given; None where it has none."""
     sampling: SamplingParams
     attempt: int
     """Tries that the row took, 1 when the first one went through; 0 when no engine was asked."""
@@ -159,6 +161,7 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("thinking", pa.bool_(), nullable=False),
         pa.field("engine", pa.string(), nullable=False),
         pa.field("engine_release", pa.string()),
+        pa.field("plan", pa.string()),
         pa.field("sampling", _SAMPLING, nullable=False),
         pa.field("attempt", pa.int32(), nullable=False),
         pa.field("flags", pa.list_(pa.string()), nullable=False),

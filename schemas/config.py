@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from pipeline.errors import ConfigError
 
 EngineKind = Literal["embedded", "endpoint", "sglang"]
+EnginePlan = Literal["auto", "off"]
 PromptShape = Literal["messages", "conversations", "prompt"]
 FlagPolicy = Literal["keep", "drop", "retry"]
 
@@ -93,13 +94,20 @@ class EngineConfig(_Section):
     """Null: 60 s and `max_tokens` at `min_tokens_per_s`."""
     min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
     ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Time to the first good answer. Null: 1800 s for sglang, 120 s embedded, 20 s endpoint."""
+    """Time to the first good answer. Null: 120 s embedded, 20 s endpoint; sglang as long as it
+    shows life."""
+    start_silence_s: Annotated[float, Field(gt=0)] = 600.0
+    """sglang: a start whose log, CPU and disk counters stand still for so long is given up."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """sglang: an engine with requests and without a new token for so long is hung."""
     lost_after_s: Annotated[float, Field(gt=0)] = 60.0
     """An endpoint that does not answer for so long is given up."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Starts of one engine of ours that may follow without a finished row between."""
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
     """Failed tries in a row, without one answer, after which an engine is given up."""
+    max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
+    """A row in flight at so many deaths of its engine is tried alone; at the next it is blamed."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs a worker claims from Ray."""
     gpus: Annotated[int, Field(ge=0)] | None = None
@@ -110,10 +118,18 @@ class EngineConfig(_Section):
     """A GGUF file for the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
     python: str | None = None
     """The interpreter that SGLang is installed in."""
+    command: list[str] = []
+    """What starts SGLang's server instead, a container for example; flags are put behind it."""
     flags: list[str] = []
     """Flags of `sglang.launch_server`, as on its command line."""
+    plan: EnginePlan = "auto"
+    """auto: what `flags` leave open is planned for the card that the worker has, and a failed
+    start steps down; off: `flags` as they are, and nothing else."""
     env: dict[str, str] = {}
     """Environment variables to set for the engine's process. No secrets: they come by name."""
+    pass_env: list[str] | None = None
+    """Variables of the worker that the engine may see, `NCCL_*` for a prefix. Null: all but
+    PYTHONPATH. What a process cannot do without is always passed."""
 
     @model_validator(mode="after")
     def _kinds_have_what_they_need(self) -> Self:
@@ -121,8 +137,12 @@ class EngineConfig(_Section):
             raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
         if self.kind != "endpoint" and self.base_urls:
             raise ValueError(f"base_urls: only for kind 'endpoint'; this is kind {self.kind!r}")
-        if self.kind == "sglang" and self.python is None:
-            raise ValueError("python: found null; kind 'sglang' needs the interpreter's path")
+        if self.kind == "sglang" and self.python is None and not self.command:
+            raise ValueError(
+                "python: found null; kind 'sglang' needs the interpreter's path, or a command"
+            )
+        if self.python is not None and self.command:
+            raise ValueError("command: found one beside python; give one of them")
         for url in self.base_urls:
             _check_url(url)
         if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):

@@ -13,6 +13,13 @@ from typing import Literal
 ROW_FORMAT = 2
 """Raised when the rows of a run get other columns: parts of one folder have the same."""
 
+FIRST_COLUMNS = (
+    "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
+    "error_text", "model", "thinking", "engine", "engine_release", "sampling", "attempt",
+    "worker_id", "content_hash", "started_at", "finished_at",
+)  # fmt: skip
+"""Of a run record that does not name its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -63,6 +70,8 @@ class RunRecord:
     row_format: int = ROW_FORMAT
     quality: dict[str, object] = field(default_factory=dict)
     """The run file's `quality` section, as the last session had it: the export's policy."""
+    columns: tuple[str, ...] = FIRST_COLUMNS
+    """The columns of its parts before the carried ones."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -72,6 +81,7 @@ class RunRecord:
         values = {"row_format": 1, **json.loads(text)}
         values["identity"] = RunIdentity(settings=values["identity"]["settings"])
         values["accepted_drift"] = tuple(values["accepted_drift"])
+        values["columns"] = tuple(values.get("columns", FIRST_COLUMNS))
         return cls(**values)
 
 
@@ -114,6 +124,18 @@ class CanaryEvent:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """An engine that came up: what finally ran."""
+
+    worker_id: str
+    engine: str
+    release: str | None
+    plan: str | None
+    max_running_requests: int
+    ready_at_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class RunManifest:
     """The events of `manifest.jsonl`, folded together in order."""
@@ -129,6 +151,7 @@ class RunManifest:
     """Parts published since the last canary began."""
     rows_gained: int = 0
     """Rows listed since the last session began, less those taken back or gone."""
+    engines: list[EngineRun] = field(default_factory=list)
     unreadable_lines: list[int] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
@@ -150,6 +173,8 @@ class RunManifest:
                 self.canary = CanaryEvent(**event)  # type: ignore[arg-type]
                 if self.canary.verdict == "begun":
                     self.canary_parts.clear()
+            case "engine":
+                self.engines.append(EngineRun(**event))  # type: ignore[arg-type]
             case unknown:
                 raise ValueError(f"unknown event {unknown!r}")
 
@@ -186,9 +211,10 @@ def manifest_from_lines(lines: Iterable[bytes]) -> RunManifest:
     return manifest
 
 
-def event_line(
-    event: str, record: Part | Session | FailedRow | CanaryEvent | dict[str, object]
-) -> bytes:
+ManifestRecord = Part | Session | FailedRow | CanaryEvent | EngineRun | dict[str, object]
+
+
+def event_line(event: str, record: "ManifestRecord") -> bytes:
     """One line of `manifest.jsonl`, with its line feed."""
     values = record if isinstance(record, dict) else asdict(record)
     if isinstance(record, Part) and not any(record.sample_indexes):

@@ -35,6 +35,9 @@ class WorkerReport:
     window_rows: int = 0
     """Last rows, those of the canary not counted."""
     window_flags: dict[str, int] = field(default_factory=dict)
+    plan: str | None = None
+    """The launch flags of the engine that runs."""
+    max_running_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ _COMPLETION = Completion(
     thinking=True,
     engine="fake",
     engine_release="1",
+    plan=None,
     sampling=_SAMPLING,
     attempt=1,
     flags=(),

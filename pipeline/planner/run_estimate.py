@@ -31,7 +31,6 @@ from pipeline.planner.throughput import (
     log_band,
     pair_is_measured,
     rate_at,
-    rate_class_of,
 )
 from schemas.estimate import (
     Band,
@@ -174,7 +173,7 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
         small_step_s=_alone_s(query, best),
         load_s=best.found.plan.weights_bytes * gpus / query.storage_bytes_per_s,
         spreads=rate_spreads(
-            rate_class_of(query.model),
+            replica.rate_class,
             pair_measured=pair_is_measured(query.model, replica.gpu),
             cap_logged=calibrated,
             accept_length=standing.rate.accept_length if speculative else None,
