@@ -56,7 +56,7 @@ estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration p
 	$(BIN)/python tests/fit_estimate.py $(ARGS)
 
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
-	$(BIN)/python tests/peer_estimate.py $(ARGS)
+	$(BIN)/python -m tests.peer_estimate $(ARGS)
 
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…

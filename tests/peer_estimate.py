@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from throughput_readings import accept_length_of
-
 from pipeline.planner.rate_errors import CLASS_ERRORS
 from pipeline.planner.rate_point import PointQuery, rate_at_point
 from pipeline.planner.throughput import Rate
@@ -152,7 +150,7 @@ def our_rate(reading: Row) -> Rate:
             running_requests=reading["running_requests"],
             input_tokens=reading["input_tokens"],
             output_tokens=reading["output_tokens"],
-            accept_length=accept_length_of(reading),
+            accept_length=reading["accept_length"],
             num_draft_tokens=reading["num_draft_tokens"],
             sglang_version=reading["version"] if reading["engine"] == "sglang" else None,
             attention_backend=reading["attention_backend"],

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -109,16 +109,13 @@ def median_percent(errors: Sequence[float]) -> float:
     return 100 * math.expm1(half)
 
 
-def accept_length_of(row: Mapping[str, Any]) -> float | None:
-    """Tokens kept a step, as published of the row or of the same recipe; None where unknown."""
-    if row["mtp"] and row["accept_length"] is None and row["num_draft_tokens"] == 4:
-        return _COOKBOOK_ACCEPT_LENGTH if row["source"] == "SGLang cookbook" else None
-    published = row["accept_length"]
-    return None if published is None else float(published)
-
-
 def _reading(row: dict[str, Any]) -> Reading:
-    accept = accept_length_of(row)
+    accept, known = row["accept_length"], True
+    if row["mtp"] and accept is None:
+        if row["source"].startswith("SGLang cookbook") and row["num_draft_tokens"] == 4:
+            accept = _COOKBOOK_ACCEPT_LENGTH
+        else:
+            known = False
     query = PointQuery(
         model=row["model"],
         gpu=row["gpu"],
@@ -140,5 +137,5 @@ def _reading(row: dict[str, Any]) -> Reading:
         query=query,
         replica=replica,
         running_requests=query.running_requests / replicas,
-        accept_known=accept is not None or not row["mtp"],
+        accept_known=known,
     )
