@@ -221,14 +221,15 @@ def test_start_that_runs_out_of_memory_steps_down_and_runs(
     at.run()
     each_once(at.book, 6)
     starts = at.starts()
-    assert len(starts) == 2
-    (step,) = at.told("step_down")
+    # An engine older than it says it is may refuse the flag of the first step.
+    assert 2 <= len(starts) <= 3
+    step = at.told("step_down")[0]
     assert f"cause={kind}" in step
     assert "price=" in step
-    # What finally ran is what each row says.
+    # What finally ran is what each row says, and none that failed before.
     ran = str(published_rows(at.book)["q000"]["plan"])
-    assert ran in starts[1]
-    assert ran not in starts[0]
+    assert ran in starts[-1]
+    assert not any(ran in line for line in starts[:-1])
 
 
 def test_model_of_memory_that_differs_from_the_planners_is_met_by_stepping(

@@ -493,5 +493,7 @@ def test_folder_of_a_version_with_other_columns_is_refused_by_their_names(
     assert "plan" in record["columns"]
     del record["columns"]
     folder.write_whole("run.json", json.dumps(record).encode())
-    with pytest.raises(ResumeError, match=r"output\.folder: .*another version.*\(flags, plan, quality_retries\)"):
+    with pytest.raises(
+        ResumeError, match=r"output\.folder: .*another version.*\(flags, plan, quality_retries\)"
+    ):
         prepared(source, folder)

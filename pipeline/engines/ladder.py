@@ -96,6 +96,8 @@ class Setting:
     may_change_state_dtype: bool = False
     users_flags: frozenset[str] = frozenset()
     """Flags of the run file; the others are the plan's own and may be left out."""
+    refused_flags: frozenset[str] = frozenset()
+    """Flags that the engine that is installed does not know, whatever its release is said to be."""
     rate: Rate = running_requests
     rate_unit: str = "requests at once"
 
@@ -140,7 +142,14 @@ def next_step(
     cause = last.cause
     if cause.kind in _ADVICE:
         dropped = _without_own_flag(last, setting)
-        return dropped or Stop(reason=f"{cause.summary}; {_ADVICE[cause.kind]}")
+        if dropped is None:
+            return Stop(reason=f"{cause.summary}; {_ADVICE[cause.kind]}")
+        if dropped.flags.argv() not in {one.flags.argv() for one in tried}:
+            return dropped
+        # Without the refused flag it is what failed before: another way from there.
+        refused = tuple(one for one in tried if one.cause.kind == cause.kind)
+        earlier = tuple(one for one in tried if one not in refused)
+        return next_step(earlier, _refusing(setting, refused), calibration)
     if cause.kind in _MOST_AGAIN:
         repeats = _repeats(tried)
         if repeats <= _MOST_AGAIN[cause.kind]:
@@ -152,6 +161,11 @@ def next_step(
         return _end(last)  # SGLang's own check: it looks at the card before any flag counts
     forecasts = _forecasts(last, setting, calibration)
     return _planned_step(tried, forecasts) or _blind_step(tried, forecasts) or _end(last)
+
+
+def _refusing(setting: Setting, refused: tuple[Tried, ...]) -> Setting:
+    flags = {one.cause.flag for one in refused if one.cause.flag is not None}
+    return replace(setting, refused_flags=setting.refused_flags | flags)
 
 
 def _repeats(tried: tuple[Tried, ...]) -> int:
@@ -261,6 +275,7 @@ def _planned_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | Non
                 candidate
                 for candidate in _candidates(last, changes, width, forecasts)
                 if candidate.flags.argv() not in known
+                and not any(map(candidate.flags.has, forecasts.setting.refused_flags))
                 and candidate.plan.verdict in verdicts
                 and all(_is_better(candidate.plan, one, forecasts) for one in tried)
             ]
@@ -425,7 +440,8 @@ def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
         return None
     for changes in _blind_changes(last):
         flags = last.flags.changed(changes)
-        if flags.argv() not in known:
+        refused = any(map(flags.has, forecasts.setting.refused_flags))
+        if flags.argv() not in known and not refused:
             return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")
     return None
 
