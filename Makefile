@@ -71,6 +71,17 @@ estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration p
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
 	$(BIN)/python -m tests.peer_estimate $(ARGS)
 
+# Outside the checkout: Ray ships what lies in it.
+SGLANG_ENV ?= $(HOME)/.cache/regenerate/sglang-cpu
+SGLANG_MODEL := $(SGLANG_ENV)/tiny-model
+
+test-sglang: $(STAMP) $(SGLANG_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
+	SGLANG_PYTHON=$(SGLANG_ENV)/bin/python SGLANG_MODEL=$(SGLANG_MODEL) \
+	  $(BIN)/python -m pytest tests/test_real_sglang.py --durations=0
+
+$(SGLANG_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*)
+	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)
+
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
 	$(BIN)/python -m jobs.plan $(RUN)
@@ -79,4 +90,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang

@@ -5,7 +5,6 @@ a key of its own; `endpoint` has an address and no power over what stands behind
 """
 
 import asyncio
-import getpass
 import hashlib
 import json
 import os
@@ -246,7 +245,7 @@ class ServedEngine:
         served = ["--served-model-name", engine.served_model_name or self.config.model]
         requests = ["--max-running-requests", str(engine.max_running_requests)]
         given = launch.arguments()
-        ours = [*served, *(requests if engine.plan == "off" else []), *address]
+        ours = [*served, *requests, *address]
         self._process = EngineProcess(
             command=[
                 *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
@@ -290,7 +289,7 @@ class ServedEngine:
         """
         key = f"{self.config.model}|{self.config.engine.python}|{self.config.engine.command}"
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"regenerate-{getpass.getuser()}"
+        folder = Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}"
         warm = folder / f"{name}.{self.config.output.folder.replace('/', '_')[-80:]}.warm"
         while not warm.exists():
             with node_lock(folder / f"{name}.lock") as is_held:

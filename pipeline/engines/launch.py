@@ -32,6 +32,8 @@ from schemas.config import RunFile
 from schemas.plan import Calibration, LaunchPlan
 
 CALIBRATIONS = "calibrations"
+MOST_IN_FLIGHT = 1000
+"""The client holds a thousand connections at most."""
 GIB = 1 << 30
 _MENDED_BY_FLAGS = {
     "pool", "state_pool", "graph_capture", "runtime", "weights", "draft_weights", "unbalanced",
@@ -135,7 +137,7 @@ class Launch:
             self.log(f"event=requests_capped wanted={wanted} effective={effective}")
         if "max_running_requests" in self.config.engine.model_fields_set:
             wanted = min(wanted, self.config.engine.max_running_requests)
-        return min(wanted, effective) if effective else wanted
+        return min(wanted, effective or wanted, MOST_IN_FLIGHT)
 
     def served(self) -> None:
         """It has answered: what was nobody's fault before is over."""
