@@ -96,8 +96,9 @@ class Node:
 
 
 def _environment() -> dict[str, str]:
+    """With Ray's token in the home, which all nodes share."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "RAY_AUTH_MODE": "disabled"}
+    return {**os.environ, "PATH": path, "RAY_AUTH_MODE": "token"}
 
 
 @dataclass(slots=True)
@@ -131,7 +132,8 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("HOME", str(tmp_path))
     with _bridge():
         built = Site()
         try:
