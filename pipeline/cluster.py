@@ -29,8 +29,10 @@ from pipeline.placement import (
     Node,
     Place,
     alive_nodes,
+    draining_nodes,
     free_resources,
     hold,
+    node_changes,
     num_places,
     on_this_node,
     this_place,
@@ -384,6 +386,8 @@ class _Hired:
     hold: Hold
     actor: Any
     running: Any
+    is_leaving: bool = False
+    """Told to end, because its node will."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -395,6 +399,7 @@ class Cluster:
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Why engines were given up, one line each."""
+    _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
     """The nodes on which each worker has died."""
     _node_ids: dict[str, str | None] = field(default_factory=dict)
@@ -432,7 +437,8 @@ class Cluster:
             progress, lines = ray.get(self.coordinator.poll.remote())
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
-        return progress, [*lines, *events, *self._look_at_nodes(), *self._waiting(progress)]
+        events += [*self._look_at_nodes(), *self._clear_draining_nodes()]
+        return progress, [*lines, *events, *self._waiting(progress)]
 
     @property
     def is_deserted(self) -> bool:
@@ -456,7 +462,8 @@ class Cluster:
             return None
 
     def _hire(self, number: int, place: Hold) -> None:
-        again = len(self._crashes.get(number, ()))
+        # A name of its own for each: parts and leases bear it.
+        again = self._hires[number] = self._hires.get(number, -1) + 1
         worker_id = f"w{number}" if not again else f"w{number}r{again}"
         actor: Any = (
             ray.remote(WorkerActor)
@@ -471,15 +478,22 @@ class Cluster:
             return []
         self._looked_at_nodes_s = monotonic()
         before, self._nodes = self._nodes, alive_nodes()
-        lost = [f"event=node_lost node={before[n].name!r}" for n in before.keys() - self._nodes]
-        joined = [
-            f"event=node_joined node={node.name!r} gpus={node.num_gpus:g}"
-            for node_id, node in self._nodes.items()
-            if node_id not in before
-        ]
         if self.plan.config.engine.num_workers is None:
             self.hire_all()
-        return [*lost, *joined]
+        return node_changes(before, self._nodes)
+
+    def _clear_draining_nodes(self) -> list[str]:
+        """Have workers flush and end while their node is about to be taken away."""
+        draining = draining_nodes()
+        leaving = [
+            hired
+            for hired in self.hired.values()
+            if self._node_ids.get(hired.worker_id) in draining and not hired.is_leaving
+        ]
+        for hired in leaving:
+            hired.is_leaving = True
+            hired.actor.stop.remote()
+        return [f"event=node_leaving worker={hired.worker_id}" for hired in leaving]
 
     def _look_after_workers(self) -> list[str]:
         by_ref = {hired.running: hired for hired in self.hired.values()}
@@ -500,10 +514,14 @@ class Cluster:
             cause = self._replaced(hired)
         if hired.number not in self.hired:
             hired.hold.let_go()
-            self._num_let_go += 1
+            if hired.is_leaving and cause is None:
+                self._hire(hired.number, hold(self.plan.config.engine))
+            else:
+                self._num_let_go += 1
         with _told_in_one_line():
             ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
-        return f"event=worker_ended worker={hired.worker_id} cause={cause or 'no work left'!r}"
+        told = cause or ("its node leaves" if hired.is_leaving else "no work left")
+        return f"event=worker_ended worker={hired.worker_id} cause={told!r}"
 
     def _replaced(self, hired: _Hired) -> str:
         """Hire again for a worker whose process or node died, and tell which of them it was."""

@@ -88,6 +88,15 @@ class Node:
         if self.supervisor is not None:
             self.supervisor.wait()
 
+    def ask_to_leave(self) -> None:
+        """SIGTERM to `ray start`, as when a machine is called back."""
+        [pid] = [
+            pid
+            for pid in ip("netns", "pids", self.name).split()
+            if b"start\0--block" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(int(pid), signal.SIGTERM)
+
     def cut_off(self) -> None:
         ip("link", "set", f"rgo{self.number}", "down")
 
@@ -96,8 +105,9 @@ class Node:
 
 
 def _environment() -> dict[str, str]:
+    """With Ray's token in the home, which all nodes share."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "RAY_AUTH_MODE": "disabled"}
+    return {**os.environ, "PATH": path, "RAY_AUTH_MODE": "token"}
 
 
 @dataclass(slots=True)
@@ -131,7 +141,8 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("HOME", str(tmp_path))
     with _bridge():
         built = Site()
         try:
@@ -199,6 +210,10 @@ def test_nodes_are_killed_cut_off_and_joined_and_the_head_restarted(
     until(
         "the node that joined has engines", lambda: sum(is_on(r, joined) for r in running(run)) == 2
     )
+    leaving = {str(report["worker_id"]) for report in reports(run) if is_on(report, joined)}
+    joined.ask_to_leave()
+    until("it is asked to leave, and its workers end", lambda: has_left(site, leaving))
+
     assert 0 < run.status()["rows_done"] < NUM_ROWS - _ROWS_AFTER
 
     site.nodes[0].kill()
@@ -231,3 +246,11 @@ def says(site: Site, event: str, worker_ids: set[str]) -> bool:
     """Whether the first job's log has this event of each of the workers."""
     log = site.log("first")
     return all(re.search(rf"{event} worker={worker_id}\b", log) for worker_id in worker_ids)
+
+
+def has_left(site: Site, worker_ids: set[str]) -> bool:
+    log = site.log("first")
+    return all(
+        f"event=worker_ended worker={worker_id} cause='its node leaves'" in log
+        for worker_id in worker_ids
+    )

@@ -33,11 +33,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     for name, text in (("srun", _SRUN), ("scontrol", _SCONTROL)):
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    others = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     return {
-        **os.environ,
+        **others,
+        "HOME": str(home),
         "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "REQUEUED": str(tmp_path / "requeued"),
-        "RAY_AUTH_MODE": "disabled",
         "RAY_PORT": str(free_port()),
         "SLURM_JOB_ID": "42",
         "SLURM_JOB_NODELIST": "this",

@@ -113,6 +113,7 @@ def test_ray_job_runs_our_command_on_a_head_without_a_gpu(name: str) -> None:
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
     assert spec["backoffLimit"] > 0
     assert spec["shutdownAfterJobFinishes"]
+    assert cluster["authOptions"] == {"mode": "token"}
     config = commanded(spec["entrypoint"])
     assert config.output.folder.startswith("/shared/")
     [container] = pod(workers)["containers"]
@@ -197,7 +198,7 @@ def test_options_of_ray_are_those_that_ray_has(name: str) -> None:
 def test_skypilot_task_runs_our_command_and_holds_no_secret() -> None:
     task = skypilot()
     assert set(task) <= SKYPILOT_KEYS
-    assert task["secrets"] == {"HF_TOKEN": None}
+    assert task["secrets"] == {"HF_TOKEN": None, "RAY_AUTH_TOKEN": None}
     run = task["run"].replace("\\\n", " ").replace('"$RUN_FILE"', task["envs"]["RUN_FILE"])
     [command] = re.findall(r"python -m jobs\.regenerate.*", run)
     config = commanded(command)

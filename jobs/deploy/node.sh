@@ -11,8 +11,14 @@ port=${RAY_PORT:-6379}
 # `ray job stop` waits so long for a run to flush; it is more than cluster.drain_timeout_s.
 export RAY_JOB_STOP_WAIT_TIME_S=${RAY_JOB_STOP_WAIT_TIME_S:-30}
 export RAY_USAGE_STATS_ENABLED=0
+# Who reaches an open cluster runs what he likes on it: all nodes and the driver have one token, in
+# RAY_AUTH_TOKEN or in ~/.ray/auth_token, which the head makes. RAY_AUTH_MODE=disabled: without.
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
 
 if [ "$role" = head ]; then
+  if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ]; then
+    ray get-auth-token --generate >/dev/null
+  fi
   # The dashboard, which takes jobs, listens on loopback alone: submit on the head, or by a tunnel.
   exec ray start --head --block --node-ip-address="$head_ip" --port="$port" "$@"
 fi
@@ -20,4 +26,8 @@ fi
 until (exec 3<>"/dev/tcp/$head_ip/$port") 2>/dev/null; do
   sleep 2
 done
+if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -f ~/.ray/auth_token ]; then
+  echo "node.sh: no token: copy ~/.ray/auth_token from the head, or set RAY_AUTH_TOKEN" >&2
+  exit 2
+fi
 exec ray start --block --address="$head_ip:$port" "$@"
