@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("pipeline.errors",),
     ("schemas.prompt", "schemas.shard", "schemas.manifest"),
-    ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan"),
+    ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan", "schemas.export"),
     ("schemas.estimate",),
     ("schemas.session",),
     ("pipeline.planner",),
@@ -34,10 +34,13 @@ FLOORS = (
     ("pipeline.canary",),
     ("pipeline.engines.client", "pipeline.diagnosis"),
     ("pipeline.engines.assembly",),
+    ("pipeline.object_store", "pipeline.export_rows"),
+    ("pipeline.export_index",),
+    ("pipeline.export", "pipeline.export_card", "pipeline.hub"),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan", "jobs.canary"),
+    ("jobs.status", "jobs.plan", "jobs.canary", "jobs.export"),
     ("jobs.regenerate",),
 )
 
@@ -52,6 +55,12 @@ DOORS = {
         "pipeline.sources",
         "pipeline.worker",
         "pipeline.dry_run",
+        "pipeline.object_store",
+        "pipeline.export_rows",
+        "pipeline.export_index",
+        "pipeline.export",
+        "pipeline.export_card",
+        "jobs.export",  # for a type alone
     },
     "tqdm": {"jobs.regenerate"},
     "pydantic": {"schemas.config"},
@@ -59,13 +68,14 @@ DOORS = {
     "yaml": {"schemas.config"},
     "tokenizers": {"pipeline.engines.tokens"},
     "gguf": {"pipeline.engines.tokens"},
-    "huggingface_hub": {"pipeline.engines.tokens"},
+    "huggingface_hub": {"pipeline.engines.tokens", "pipeline.hub"},
     "py3langid": {"pipeline.languages"},
     "xllamacpp": {"pipeline.engines.embedded_server"},
     "subprocess": {"pipeline.engines.server", "pipeline.engines.guard"},
     "time": {
         "jobs.regenerate",
         "jobs.status",
+        "jobs.export",
         "pipeline.cluster",
         "pipeline.worker",
         # Durations and deadlines of what happens outside: no record is stamped there.
