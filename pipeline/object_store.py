@@ -38,7 +38,8 @@ class Store:
 
     def size_bytes(self, name: str) -> int | None:
         """None where there is no such file."""
-        info = self._filesystem.get_file_info(self._path(name))
+        with self._told():
+            info = self._filesystem.get_file_info(self._path(name))
         return info.size if info.type == fs.FileType.File else None
 
     def names(self) -> list[str]:
@@ -50,7 +51,7 @@ class Store:
         return sorted(path[len(self._root) :].lstrip("/") for path in files)
 
     def read(self, name: str) -> bytes:
-        with self._filesystem.open_input_stream(self._path(name)) as stream:
+        with self._told(), self._filesystem.open_input_stream(self._path(name)) as stream:
             return bytes(stream.read())
 
     def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
@@ -84,7 +85,8 @@ class Store:
             temporary.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        self._filesystem.delete_file(self._path(name))
+        with self._told():
+            self._filesystem.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -113,4 +115,6 @@ def open_store(where: str) -> Store:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"{where}: not a store that can be opened: {said}") from None
+    if not root_path.strip("/"):
+        raise ConfigError(f"{where}: not a store that can be opened: it names no bucket or folder")
     return Store(where, filesystem, root_path.rstrip("/"))
