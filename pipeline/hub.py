@@ -11,7 +11,7 @@ from pipeline.object_store import Store
 
 
 def push(store: Store, repo_id: str, *, log: Callable[[str], None]) -> str:
-    """Create the repository, private if it is new, and upload in one commit; returns its address.
+    """Create the repository, private if it is new, and upload; returns its address.
 
     The library repeats what fails by chance, and does not send twice what the hub has.
     Raises ConfigError without a token, for a destination that is no folder, and for a refusal.
@@ -20,7 +20,7 @@ def push(store: Store, repo_id: str, *, log: Callable[[str], None]) -> str:
         raise ConfigError("--push-to-hub: the environment has no variable HF_TOKEN")
     if not store.is_local:
         raise ConfigError(f"--push-to-hub: {store.where} is no folder on this machine; upload that")
-    api = HfApi(token=os.environ["HF_TOKEN"])
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ["HF_TOKEN"])
     try:
         address = api.create_repo(repo_id, repo_type="dataset", private=True, exist_ok=True)
         log(f"event=uploading to={address}")
@@ -34,7 +34,8 @@ def push(store: Store, repo_id: str, *, log: Callable[[str], None]) -> str:
         )
     except HFValidationError as error:
         raise ConfigError(f"--push-to-hub: {error}") from None
-    except HfHubHTTPError as error:
+    except (HfHubHTTPError, RuntimeError) as error:
+        # RuntimeError is the library's for a file that it gave up.
         raise ConfigError(f"--push-to-hub: the hub says: {str(error).splitlines()[0]}") from None
     log(f"event=uploaded commit={done.oid}")
     return str(address)
