@@ -126,7 +126,7 @@ def store(tmp_path: Path) -> Store:
 
 
 # The library's own upload hands its bytes to httpx in a way that is on its way out.
-@pytest.mark.filterwarnings("default:Use 'content=:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_data_set_is_uploaded_private_and_a_refused_file_again(hub: Hub, store: Store) -> None:
     lines: list[str] = []
     address = push(store, "me/set", log=lines.append)
