@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.errors import ConfigError, PipelineError
 from schemas.config import QualityConfig
@@ -18,8 +18,6 @@ from schemas.manifest import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pyarrow as pa
 
     from pipeline.storage import Folder
 
@@ -134,7 +132,7 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
     )
 
 
-def _input_ids(folder: "Folder") -> "Iterator[pa.Array]":
+def _input_ids(folder: "Folder") -> "Iterator[Any]":
     """The frozen input's row ids in order; none where the set is gone."""
     from pipeline.intake import PROMPTS, frozen_prompts
 

@@ -36,7 +36,7 @@ RECORD_FILE, DROPPED_FILE = "export.json", "dropped.jsonl"
 
 _BUCKET_BYTES = 32 * 2**20
 # Of rows as read; sorting holds a bucket two or three times.
-_MOST_OPEN_BUCKETS = 160
+_MOST_OPEN_BUCKETS = 400
 # A writer each; of the 1,024 files that a process may have open by default.
 _BATCH_ROWS = 256
 _READ_BUFFER_BYTES = 2**20
@@ -78,7 +78,7 @@ def export(
     _prepare(scratch, store, fingerprint)
     index = index_rows(folder, parts, input_ids, options)
     log(f"event=indexed rows={index.num_rows} dropped={json.dumps(index.dropped())}")
-    buckets = _buckets(index, folder, options)
+    buckets = _buckets(index, folder, options, set(form.columns))
     files = _read_journal(scratch, store)
     for group in _groups(buckets):
         _scatter(folder, index, buckets, group, form, scratch, log)
@@ -153,10 +153,12 @@ def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
 # -- buckets
 
 
-def _buckets(index: Index, folder: Folder, options: ExportOptions) -> list[Bucket]:
+def _buckets(
+    index: Index, folder: Folder, options: ExportOptions, columns: set[str]
+) -> list[Bucket]:
     """Cut each split's ranks into runs of about `_BUCKET_BYTES`."""
     sample = index.parts[:: max(1, len(index.parts) // 64)]
-    raw_bytes = sum(_raw_bytes(folder, part) for part in sample)
+    raw_bytes = sum(_raw_bytes(folder, part, columns) for part in sample)
     bytes_per_row = max(1, raw_bytes // max(1, sum(part.num_rows for part in sample)))
     rows_per_bucket = max(1, min(_BUCKET_BYTES, options.file_bytes) // bytes_per_row)
     buckets: list[Bucket] = []
@@ -170,9 +172,19 @@ def _buckets(index: Index, folder: Folder, options: ExportOptions) -> list[Bucke
     return buckets
 
 
-def _raw_bytes(folder: Folder, part: Part) -> int:
+def _raw_bytes(folder: Folder, part: Part, columns: set[str]) -> int:
+    """Of the columns that go out, as they are before compression."""
     metadata = pq.read_metadata(folder.path(f"{DATA}/{part.name}"))
-    return sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
+    chunks = (
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    return sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in columns
+    )
 
 
 def _groups(buckets: list[Bucket]) -> list[list[Bucket]]:

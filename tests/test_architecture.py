@@ -60,7 +60,6 @@ DOORS = {
         "pipeline.export_index",
         "pipeline.export",
         "pipeline.export_card",
-        "jobs.export",  # for a type alone
     },
     "tqdm": {"jobs.regenerate"},
     "pydantic": {"schemas.config"},

@@ -114,7 +114,7 @@ def loaded(dest: Path, cache: Path) -> "datasets.DatasetDict":
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, three of them open at once: several passes over the parts."""
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 8_000)
+    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_500)
     monkeypatch.setattr(export, "_MOST_OPEN_BUCKETS", 3)
     monkeypatch.setattr(export, "_BATCH_ROWS", 5)
 
@@ -179,7 +179,7 @@ def test_split_hangs_on_the_row_id_alone(run: Folder, tmp_path: Path) -> None:
 def test_files_are_of_the_size_that_is_asked(
     run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 4_000)
+    monkeypatch.setattr(export, "_BUCKET_BYTES", 500)
     monkeypatch.setattr("jobs.export._MIB", 3_000)
     exported(run, tmp_path / "d", "--file-mib", "1")
     sizes = [file.stat().st_size for file in sorted((tmp_path / "d" / "data").iterdir())]
