@@ -29,8 +29,12 @@ check: $(STAMP) ## format, lint, types and tests: what CI runs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: $(STAMP) ## measure the planner, and memory with a million prompts (minutes)
+export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO=...
+	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)
+
+bench: $(STAMP) ## measure the planner, and memory with a million prompts and rows (half an hour)
 	$(BIN)/python -m benchmarks.planner
+	$(BIN)/python -m benchmarks.export_rows
 	$(BIN)/python -m benchmarks.million_prompts
 
 bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
@@ -90,4 +94,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export

@@ -21,7 +21,10 @@ def text(found: Diagnosis) -> str:
             lines += _example(name, example)
     lines += [f"likely     {cause}" for cause in found.causes]
     lines.append(
-        "next       mend the cause and use another output.folder, or go on with --accept-canary"
+        "next       mend the cause, then: another output.folder for other settings; the same "
+        "command with\n"
+        f"{_BELOW}--retry-flagged where the engines alone were mended; --accept-canary to go on "
+        "as it is"
     )
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -402,13 +402,17 @@ def _finish(
     generated = sum(part.completion_tokens for part in read_manifest(folder).session_parts)
     tokens_per_s = generated / wall_s if wall_s else None
     example = example_completion(folder)
+    flags = _flag_counts(folder)
     unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
         values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": str(folder.path("data")), "causes": causes, "example": example}
+        values |= {"flags": flags}
         print(json.dumps(values, indent=1, default=str))
     else:
         print(_summary(status, wall_s, tokens_per_s, str(folder.path("data"))))
+        if flags:
+            print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
         print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
         if unfinished:
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
@@ -416,6 +420,16 @@ def _finish(
         print(_example_text(example))
     has_errors = status.rows_error and not arguments.accept_errors
     return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
+
+
+def _flag_counts(folder: "Folder") -> dict[str, int]:
+    """Quality flag → published rows that bear it, most frequent first."""
+    from pipeline.checkpoint import read_manifest
+
+    counts: Counter[str] = Counter()
+    for part in read_manifest(folder).parts.values():
+        counts.update(dict(part.flag_counts))
+    return dict(counts.most_common())
 
 
 def _summary(status: "RunStatus", wall_s: float, tokens_per_s: float | None, data: str) -> str:

@@ -27,10 +27,11 @@ class LocalBook:
     lost: list[str] = field(default_factory=list)
     orders: list[Orders] = field(default_factory=list)
     reports: list[WorkerReport] = field(default_factory=list)
+    is_canary: bool = False
 
     async def lease(self, worker_id: str) -> LeaseReply:
         lease = self.ledger.lease(worker_id, now_s=monotonic())
-        return LeaseReply(lease=lease, is_over=self.ledger.is_over)
+        return LeaseReply(lease=lease, is_over=self.ledger.is_over, is_canary=self.is_canary)
 
     async def publish(
         self, part: Part, rows: list[tuple[LeaseKey, int]]

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("pipeline.errors",),
     ("schemas.prompt", "schemas.shard", "schemas.manifest"),
-    ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan"),
+    ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan", "schemas.export"),
     ("schemas.estimate",),
     ("schemas.session",),
     ("pipeline.planner", "pipeline.chart_geometry"),
@@ -41,11 +41,14 @@ FLOORS = (
     ("pipeline.engines.launch",),
     ("pipeline.engines.assembly",),
     ("pipeline.run_lengths",),
+    ("pipeline.object_store", "pipeline.export_rows"),
+    ("pipeline.export_index",),
+    ("pipeline.export", "pipeline.export_card", "pipeline.hub"),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.placement",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary"),
+    ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary", "jobs.export"),
     ("jobs.regenerate",),
 )
 
@@ -61,6 +64,11 @@ DOORS = {
         "pipeline.worker",
         "pipeline.dry_run",
         "pipeline.run_lengths",
+        "pipeline.object_store",
+        "pipeline.export_rows",
+        "pipeline.export_index",
+        "pipeline.export",
+        "pipeline.export_card",
     },
     "tqdm": {"jobs.regenerate"},
     "pydantic": {"schemas.config"},
@@ -69,7 +77,7 @@ DOORS = {
     "tokenizers": {"pipeline.engines.tokens"},
     "jinja2": {"pipeline.estimate_page"},
     "gguf": {"pipeline.engines.tokens"},
-    "huggingface_hub": {"pipeline.engines.tokens"},
+    "huggingface_hub": {"pipeline.engines.tokens", "pipeline.hub"},
     "py3langid": {"pipeline.languages"},
     "xllamacpp": {"pipeline.engines.embedded_server"},
     "subprocess": {
@@ -82,6 +90,7 @@ DOORS = {
     "time": {
         "jobs.regenerate",
         "jobs.status",
+        "jobs.export",
         "pipeline.cluster",
         "pipeline.worker",
         # Durations and deadlines of what happens outside: no record is stamped there.

@@ -390,6 +390,28 @@ def test_accepted_canary_is_not_asked_about_again(folder: Folder, completion: Bu
     assert later.excesses == ()
 
 
+def test_canary_is_judged_anew_when_its_flagged_rows_are_asked_again(
+    folder: Folder, completion: Build
+) -> None:
+    first = started(folder)
+    publish(folder, first, completion, range(6))
+    publish(folder, first, completion, range(6, 10), flags=("looping",))
+    assert started(folder).excesses
+    mended = prepare(
+        first.plan.config,
+        folder,
+        token="t",
+        accept_drift=False,
+        retry_errors=False,
+        retry_flags=("looping",),
+        now_s=3.0,
+        log=lambda line: None,
+    )
+    assert mended.excesses == ()
+    assert mended.plan.canary is not None
+    assert (mended.plan.canary.rows_left, mended.plan.canary.tally.num_rows) == (4, 6)
+
+
 def test_other_settings_ask_for_another_canary(folder: Folder, completion: Build) -> None:
     publish(folder, started(folder), completion, range(10))
     assert started(folder).plan.canary is None

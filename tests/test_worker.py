@@ -578,3 +578,43 @@ def test_what_ran_stands_in_each_row(desk: MakeDesk) -> None:
         "--mem-fraction-static 0.86"
     }
     assert at.worker.report().plan == "--mem-fraction-static 0.86"
+
+
+# -- an engine that turns bad
+
+
+def test_drained_worker_leaves_and_its_flagged_rows_are_open_again(desk: MakeDesk) -> None:
+    def bad_from_the_fourth(request: Request) -> Outcome:
+        if request.row_id > "q009":
+            # Others are on their way, so that nothing is flushed before its time.
+            return Interruption(cause="HTTP 429", retry_after_s=60)
+        return turn_with("", request) if request.row_id > "q003" else echo(request)
+
+    at = desk(
+        prompts_of(20),
+        FakeEngine(script=bad_from_the_fourth, max_running_requests=2),
+        output={"folder": "unused", "flush_interval_s": 60},
+        work={"shard_rows": 20},
+    )
+    at.book.orders = [Orders(), Orders(), Orders(drain_cause="empty_answer in 9 of 9 rows")]
+    with pytest.raises(EngineError, match="worker w0 was drained: empty_answer in 9 of 9 rows"):
+        at.run()
+    assert sorted(at.book.ids()) == ["q000", "q001", "q002", "q003"]
+    assert not at.engine.alive
+    assert at.book.ledger.counts().shards_leased == 0
+    assert at.book.ledger.lease("w1", now_s=monotonic()) is not None
+
+
+def test_report_tells_the_flags_of_the_last_rows_of_the_canary_none(desk: MakeDesk) -> None:
+    at = desk(
+        prompts_of(30),
+        FakeEngine(script=lambda request: turn_with("", request)),
+        quality={"window_rows": 12},
+    )
+    at.run()
+    report = at.worker.report()
+    assert (report.window_rows, report.window_flags) == (12, {"empty_answer": 12})
+    canary = desk(prompts_of(8), FakeEngine(script=lambda request: turn_with("", request)))
+    canary.book.is_canary = True
+    canary.run()
+    assert canary.worker.report().window_rows == 0
