@@ -123,7 +123,10 @@ def _card(name: str | None, memory_gib: float | None) -> "Gpu":
     from pipeline.planner.hardware import gpu_named, gpu_of_memory, gpu_with_memory
 
     if memory_gib is None:
-        return gpu_named(name or "")
+        try:
+            return gpu_named(name or "")
+        except PlanError as error:
+            raise PlanError(f"{error}; or give its memory with --gpu-memory-gib") from None
     if name is None:
         return gpu_of_memory(memory_gib)
     try:

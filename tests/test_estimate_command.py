@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.estimate import main
+from pipeline.planner.estimate_figures import two_figures
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = """\
@@ -160,6 +161,16 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
         (("--hardware", "b200:1", "--hardware", "B200:1"), "stands there twice"),
         (("--hardware", "b200:1", "--price", "b200=cheap"), "expected GPU=USD"),
         (("--hardware", "b200:1", "--price", "b200=-1"), "expected GPU=USD"),
+        (("--hardware", "b200:1", "--price", "h100=2"), "--price h100=2: no option has H100 80GB"),
+        (("--hardware", "b200:1", "--price", "b200=2", "--price", "B200=3"), "priced twice"),
+        (("--hardware", "b200:7,h100:1"), "--hardware b200:7,h100:1: expected GPU:COUNT"),
+        (("--hardware", "b200:7+"), "--hardware b200:7+: expected GPU:COUNT"),
+        (("--hardware", "b200:9999999"), "--hardware b200:9999999: found 9999999 cards"),
+        (("--gpus", "9999999", "--hardware", "all"), "--gpus: found 9999999"),
+        (("--set", "hardware=[{gpu: b200}, {gpu: B200}]"), "hardware: 1 x B200 stands there twice"),
+        (("--set", "hardware=[{gpu: voodoo, memory_gib: 80}]"), "unknown GPU 'voodoo'"),
+        (("--hardware", "b200:1", "--set", "lengths.prompt_tokens_mean=.inf"), "finite number"),
+        (("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: .inf}]"), "finite number"),
         (("--hardware", "b200:1", "--completions", "0"), "--completions: found 0"),
         (("--hardware", "all", "--gpus", "0"), "--gpus: found 0"),
         (("--hardware", "b200:1", "--lengths-from", "/nowhere"), "no parquet file"),
@@ -174,6 +185,7 @@ def test_mistake_gets_one_line(
     completions = () if "--completions" in argv else COUNT
     err = refused(capsys, run_file(tmp_path), *completions, *argv)
     assert said in err
+    assert "--gpu-memory-gib" not in err  # a flag of jobs.plan alone
     assert err.count("\n") == 1
 
 
@@ -226,7 +238,9 @@ def test_point_gives_the_step_and_its_parts(capsys: pytest.CaptureFixture[str]) 
     # 64 requests, each 512 + 2,529 / 2 tokens; no request waits for another.
     decode = 64 / found["step_s"] * (1 - found["prefill_share"])
     assert band["p50"] == pytest.approx(decode)
-    assert "step" in printed(capsys, *POINT)
+    text = printed(capsys, *POINT)
+    assert "step" in text
+    assert f"tokens/s a GPU  {two_figures(band['p50'])} (" in text
 
 
 def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +259,16 @@ def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]
         (("--mtp-accept-length", "5"), "between 1 and the 4 draft tokens"),
         (("--draft-tokens", "1"), "--draft-tokens: found 1"),
         (("--output-tokens", "0"), "--output-tokens: found 0"),
+        (("--running-requests", "nan"), "--running-requests: found nan"),
+        (("--running-requests", "inf"), "--running-requests: found inf"),
+        (("--input-tokens", "1e300"), "--input-tokens: found 1e+300"),
+        (("--output-tokens", "inf"), "--output-tokens: found inf"),
+        (("--output-cv", "-3"), "--output-cv: found -3"),
+        (("--output-cv", "nan"), "--output-cv: found nan"),
+        (("--num-gpus", "0"), "--num-gpus: found 0"),
+        (("--dp-size", "4"), "--num-gpus: missing"),
+        (("run.yaml",), "--point: found RUN.yaml run.yaml"),
+        (("--html", "x.html"), "--point: found --html x.html"),
         (("--gpu", "h2000"), "unknown GPU 'h2000'; the nearest: h200"),
         (("--model", "no/such-model"), "no config known for model 'no/such-model'"),
     ],
