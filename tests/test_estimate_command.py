@@ -61,7 +61,9 @@ def test_options_come_cheapest_first_and_add_up(
         days, hours = option["days"], option["gpu_hours"]
         assert days["p10"] < days["p50"] < days["p90"]
         assert hours["p50"] == pytest.approx(days["p50"] * 24 * option["num_gpus"])
-        assert len(option["assumptions"]) >= 3
+        shares = [item["variance_share"] for item in option["assumptions"]]
+        assert sum(shares) == pytest.approx(1)
+        assert shares == sorted(shares, reverse=True)
         (plan,) = option["plans"]
         assert plan["running_requests"] <= plan["cap_requests"]
         assert plan["limited_by"] == "state slots and KV pool"
@@ -90,6 +92,36 @@ def test_mixed_cards_are_fed_from_one_queue(
     rates = {option["option"]: option["tokens_per_s"]["p50"] for option in found["options"]}
     alone = rates["4 x RTX PRO 6000 Blackwell"] + rates["2 x B200"]
     assert rates["4 x RTX PRO 6000 Blackwell + 2 x B200"] == pytest.approx(alone, rel=0.03)
+
+
+def test_each_kind_of_card_loses_its_own_time_on_spot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = (
+        "--hardware", "rtx-pro-6000:4", "--hardware", "b200:4",
+        "--hardware", "rtx-pro-6000:4+b200:4", "--hardware", "b200:4+rtx-pro-6000:4",
+        "--price", "rtx-pro-6000=/1", "--price", "b200=/3",
+    )  # fmt: skip
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options, "--json"))
+    bills = {option["option"]: option["bills"][0] for option in found["options"]}
+    lost = {
+        name: bill["preemption_usd"] / (bill["usd"]["p50"] - bill["preemption_usd"])
+        for name, bill in bills.items()
+    }
+    slow, quick = lost["4 x RTX PRO 6000 Blackwell"], lost["4 x B200"]
+    mixed = lost["4 x RTX PRO 6000 Blackwell + 4 x B200"]
+    assert slow != pytest.approx(quick, rel=0.2)
+    # As many cards of each; those at three dollars weigh three times those at one.
+    assert mixed == pytest.approx(slow / 4 + 3 * quick / 4)
+    assert lost["4 x B200 + 4 x RTX PRO 6000 Blackwell"] == pytest.approx(mixed)
+
+
+def test_release_that_is_none_is_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = (*COUNT, "--hardware", "b200:1", "--sglang-version")
+    assert "'banana' names no release" in printed(capsys, run_file(tmp_path), *options, "banana")
+    assert "names no release" not in printed(capsys, run_file(tmp_path), *options, "0.5.23")
 
 
 def test_prompts_are_counted_where_no_mean_is_stated(
