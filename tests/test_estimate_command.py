@@ -152,6 +152,31 @@ def test_lengths_come_from_a_column_or_a_pilot(
     assert "pilot" in found["output_lengths"]["source"]
 
 
+@pytest.mark.parametrize("turns", [["a", "b"], [[1, 2], [3]], [[{"tokens": 3}]], [None]])
+def test_pilot_without_turns_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, turns: list[object]
+) -> None:
+    pq.write_table(pa.table({"turns": turns}), tmp_path / "part.parquet")
+    pilot = ("--hardware", "b200:1", "--lengths-from", str(tmp_path))
+    err = refused(capsys, run_file(tmp_path), *COUNT, *pilot)
+    assert f"{tmp_path}/part.parquet: column turns: found " in err
+    assert err.count("\n") == 1
+
+
+def test_pilot_that_a_lower_limit_cut_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def source(*reasons: str) -> str:
+        turns = [[{"completion_tokens": 40, "finish_reason": reason}] for reason in reasons]
+        pq.write_table(pa.table({"turns": turns}), tmp_path / "part.parquet")
+        pilot = ("--hardware", "b200:1", "--lengths-from", str(tmp_path), "--json")
+        found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *pilot))
+        return str(found["output_lengths"]["source"])
+
+    assert "2 of 3 were ended by the pilot's own lower limit" in source("length", "stop", "length")
+    assert "lower limit" not in source("stop", "stop")
+
+
 def test_thinking_decides_the_prior(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = RUN[: RUN.index("lengths:")] + "lengths: {prompt_tokens_mean: 512}\n"
 
