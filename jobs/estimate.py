@@ -221,12 +221,13 @@ def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedG
 
 
 def _check_differ(found: "list[tuple[PricedGroup, ...]]", where: str) -> None:
-    """One card with two memories or two prices makes two options in a run file."""
+    """The page and its readers know an option by its name."""
     from pipeline.planner.run_estimate import option_name
 
-    for place, groups in enumerate(found):
-        if groups in found[:place]:
-            raise PlanError(f"{where}: {option_name(groups)} stands there twice")
+    names = [option_name(groups) for groups in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"{where}: {name} stands there twice")
 
 
 def _check_priced(texts: Sequence[str], found: "list[tuple[PricedGroup, ...]]") -> None:

@@ -224,7 +224,10 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
         (("--hardware", "b200:7+"), "--hardware b200:7+: expected GPU:COUNT"),
         (("--hardware", "b200:9999999"), "--hardware b200:9999999: found 9999999 cards"),
         (("--gpus", "9999999", "--hardware", "all"), "--gpus: found 9999999"),
-        (("--set", "hardware=[{gpu: b200}, {gpu: B200}]"), "hardware: 1 x B200 stands there twice"),
+        (
+            ("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: 2}, {gpu: B200}]"),
+            "1 x B200 stands there twice",
+        ),
         (("--set", "hardware=[{gpu: voodoo, memory_gib: 80}]"), "unknown GPU 'voodoo'"),
         (("--hardware", "b200:1", "--set", "lengths.prompt_tokens_mean=.inf"), "finite number"),
         (("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: .inf}]"), "finite number"),
