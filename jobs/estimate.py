@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from schemas.config import HardwareConfig, RunFile
     from schemas.plan import ModelFacts
 
+_MOST_CARDS = 100_000  # more than anyone rents for one job; above it a count is a slip of the hand
+# More than any request or node holds; above it a figure is a slip of the hand.
+_MOST = {
+    "running_requests": 1e7,
+    "input_tokens": 1e8,
+    "output_tokens": 1e8,
+    "output_cv": 100.0,
+    "num_gpus": 1e6,
+}
+
 _EXAMPLES = """\
 examples:
   python -m jobs.estimate run.yaml
@@ -192,29 +202,51 @@ def _model(options: argparse.Namespace, run: "RunFile") -> "ModelFacts":
 def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedGroup, ...]]":
     from pipeline.planner.hardware import gpu_keys
 
-    prices = dict(_own_price(text) for text in options.price)
+    prices = _own_prices(options.price)
     words = options.hardware
     if "all" in words:
-        if options.gpus < 1:
-            raise PlanError(f"--gpus: found {options.gpus}; it must be at least 1")
+        if not 1 <= options.gpus <= _MOST_CARDS:
+            raise PlanError(
+                f"--gpus: found {options.gpus}; it must be at least 1 and at most {_MOST_CARDS}"
+            )
         words = [word for word in words if word != "all"]
         words += [f"{key}:{options.gpus}" for key in gpu_keys()]
-    if words:
-        found = [tuple(_group(part, prices) for part in word.split("+")) for word in words]
-        _check_differ(found)
-        return found
-    if not run.hardware:
+    if not words and not run.hardware:
         raise PlanError("name an option with --hardware GPU:COUNT, or list cards under hardware")
-    return [(_configured(entry, prices),) for entry in run.hardware]
+    found = [_groups(word, prices) for word in words]
+    found = found or [(_configured(entry, prices),) for entry in run.hardware]
+    _check_differ(found, "--hardware" if words else f"{options.run_file}: hardware")
+    _check_priced(options.price, found)
+    return found
 
 
-def _check_differ(found: "list[tuple[PricedGroup, ...]]") -> None:
+def _check_differ(found: "list[tuple[PricedGroup, ...]]", where: str) -> None:
+    """The page and its readers know an option by its name."""
     from pipeline.planner.run_estimate import option_name
 
     names = [option_name(groups) for groups in found]
     for name in names:
         if names.count(name) > 1:
-            raise PlanError(f"--hardware: {name} stands there twice")
+            raise PlanError(f"{where}: {name} stands there twice")
+
+
+def _check_priced(texts: Sequence[str], found: "list[tuple[PricedGroup, ...]]") -> None:
+    """A price that no option asks for is a slip in the card's name."""
+    cards = {group.hardware.gpu.name for groups in found for group in groups}
+    for text in texts:
+        name = _own_price(text)[0]
+        if name not in cards:
+            raise PlanError(f"--price {text}: no option has {name}; they have {', '.join(cards)}")
+
+
+def _own_prices(texts: Sequence[str]) -> dict[str, tuple[float | None, float | None]]:
+    prices: dict[str, tuple[float | None, float | None]] = {}
+    for text in texts:
+        name, figures = _own_price(text)
+        if name in prices:
+            raise PlanError(f"--price {text}: {name} is priced twice")
+        prices[name] = figures
+    return prices
 
 
 def _own_price(text: str) -> tuple[str, tuple[float | None, float | None]]:
@@ -233,14 +265,26 @@ def _own_price(text: str) -> tuple[str, tuple[float | None, float | None]]:
     return gpu_named(name).name, (usd, usd_spot)
 
 
-def _group(text: str, prices: dict[str, tuple[float | None, float | None]]) -> "PricedGroup":
+def _groups(
+    word: str, prices: dict[str, tuple[float | None, float | None]]
+) -> "tuple[PricedGroup, ...]":
+    return tuple(_group(part, word, prices) for part in word.split("+"))
+
+
+def _group(
+    text: str, word: str, prices: dict[str, tuple[float | None, float | None]]
+) -> "PricedGroup":
     from pipeline.planner.hardware import gpu_named
     from pipeline.planner.run_estimate import PricedGroup
     from pipeline.planner.search import HardwareOption
 
     name, _, count = text.strip().rpartition(":")
-    if not name or not count.isdecimal() or int(count) < 1:
-        raise PlanError(f"--hardware {text}: expected GPU:COUNT, for example b200:7")
+    if not name or set(":,") & set(name) or not count.isdecimal() or int(count) < 1:
+        raise PlanError(f"--hardware {word}: expected GPU:COUNT, for example b200:7")
+    if int(count) > _MOST_CARDS:
+        raise PlanError(
+            f"--hardware {word}: found {count} cards; at most {_MOST_CARDS} were expected"
+        )
     gpu = gpu_named(name)
     usd, spot = prices.get(gpu.name, (None, None))
     hardware = HardwareOption(gpu=gpu, count=int(count))
@@ -271,11 +315,12 @@ def _point(options: argparse.Namespace) -> str:
     for name in ("model", "gpu", "running_requests", "input_tokens", "output_tokens"):
         if getattr(options, name) is None:
             raise PlanError(f"--point: --{name.replace('_', '-')} is missing")
+    _check_point(options)
     rate = rate_at_point(
         PointQuery(
             model=options.model,
             gpu=options.gpu,
-            num_gpus=options.num_gpus or options.tp_size,
+            num_gpus=options.tp_size if options.num_gpus is None else options.num_gpus,
             tp_size=options.tp_size,
             dp_size=options.dp_size,
             dtype=options.dtype,
@@ -289,6 +334,19 @@ def _point(options: argparse.Namespace) -> str:
         )
     )
     return json.dumps(_point_json(rate), indent=1) if options.json else _point_text(rate)
+
+
+def _check_point(options: argparse.Namespace) -> None:
+    for name, most in _MOST.items():
+        value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value is not None and not 0 <= value <= most:
+            raise PlanError(f"{flag}: found {value:g}; it must lie between 0 and {most:g}")
+    if options.dp_size > 1 and options.num_gpus is None:
+        raise PlanError("--num-gpus: missing; with --dp-size it does not follow from --tp-size")
+    for flag, given in (("--html", options.html), ("RUN.yaml", options.run_file)):
+        if given is not None:
+            raise PlanError(f"--point: found {flag} {given}; one point takes no run file and "
+                            "makes no page")  # fmt: skip
 
 
 def _point_json(rate: "Rate") -> dict[str, Any]:
@@ -314,12 +372,13 @@ def _point_json(rate: "Rate") -> dict[str, Any]:
 
 
 def _point_text(rate: "Rate") -> str:
-    from pipeline.planner.estimate_figures import milliseconds, span, step_parts
+    from pipeline.planner.estimate_figures import milliseconds, span, step_parts, two_figures
 
+    band = rate.tokens_per_s_per_gpu
     parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in step_parts(rate.step))
     return "\n".join(
         (
-            f"tokens/s a GPU  {span(rate.tokens_per_s_per_gpu)} (p10-p90)",
+            f"tokens/s a GPU  {two_figures(band.p50)} ({span(band)}, p10-p90)",
             f"step            {milliseconds(rate.step.step_s())}: {parts}",
             f"prefill         {rate.prefill_share:.0%} of device time",
             f"band            {rate.rate_class}, log sd {rate.log_sd:.2f}",

@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PlanError("give a launch line after --, or a run file; --help shows both")
         if line is not None and options.run_file is not None:
             raise PlanError("give a launch line or a run file, not both")
+        for flag, value in (
+            ("--prompt-tokens", options.prompt_tokens),
+            ("--output-tokens", options.output_tokens),
+            ("--most", options.most),
+        ):
+            if value < 1:
+                raise PlanError(f"{flag}: found {value}; it must be at least 1")
         print(_searched(options) if line is None else _explained(options, line))
     except PipelineError as error:
         print(f"plan: {error}", file=sys.stderr)
@@ -123,7 +130,10 @@ def _card(name: str | None, memory_gib: float | None) -> "Gpu":
     from pipeline.planner.hardware import gpu_named, gpu_of_memory, gpu_with_memory
 
     if memory_gib is None:
-        return gpu_named(name or "")
+        try:
+            return gpu_named(name or "")
+        except PlanError as error:
+            raise PlanError(f"{error}; or give its memory with --gpu-memory-gib") from None
     if name is None:
         return gpu_of_memory(memory_gib)
     try:
@@ -321,9 +331,14 @@ def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") ->
     """The run file's prices, else the catalogue's on demand, by card."""
     from pipeline.planner.prices import prices_of
 
-    own = {
-        _card(entry.gpu, entry.memory_gib).name: entry.usd_per_gpu_hour for entry in run.hardware
-    }
+    own: dict[str, float | None] = {}
+    for entry in run.hardware:
+        name, usd = _card(entry.gpu, entry.memory_gib).name, entry.usd_per_gpu_hour
+        if own.setdefault(name, usd) != usd:
+            raise PlanError(
+                f"hardware: {name} has two prices, usd_per_gpu_hour {own[name]} and {usd}; "
+                "one a card was expected"
+            )
     today = datetime.now(UTC).date()
     prices = {}
     for option in hardware:

@@ -5,12 +5,13 @@ tokens.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engines.tokens import model_token_counter
@@ -88,7 +89,9 @@ def expected_lengths(
     limit = limit_tokens or config.sampling.max_tokens
     lengths = config.lengths
     if pilot is not None:
-        return lengths_from_sample(_pilot_lengths(pilot), limit, f"completions in {pilot}")
+        written = list(_pilot_turns(pilot))
+        source = f"completions in {pilot}{_cut_short(written, limit)}"
+        return lengths_from_sample((tokens for tokens, _ in written), limit, source)
     if lengths.output_tokens_column is not None:
         column = lengths.output_tokens_column
         source = f"column {column} of {config.prompts.path}"
@@ -102,26 +105,50 @@ def expected_lengths(
     )
 
 
-def _pilot_lengths(folder: Path) -> Iterator[int]:
-    """Tokens of every regenerated turn in a run's published parts."""
+def _pilot_turns(folder: Path) -> Iterator[tuple[int, bool]]:
+    """Tokens of every regenerated turn in a run's published parts, and whether a limit ended it."""
     files = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
     if not files:
         raise PlanError(f"--lengths-from {folder}: no parquet file in it or in its data folder")
     for file in files:
         try:
-            table = pq.read_table(file, columns=["turns"])
+            column = pq.read_table(file, columns=["turns"]).column("turns")
         except (OSError, ValueError) as error:
             said = str(error).splitlines()[0]
             raise PlanError(f"--lengths-from {file}: cannot read column turns: {said}") from None
-        for turns in table.column("turns").to_pylist():
+        if not _holds_turns(column.type):
+            raise PlanError(
+                f"--lengths-from {file}: column turns: found {column.type}; a list of turns with "
+                "completion_tokens was expected"
+            )
+        for turns in column.to_pylist():
             yield from _counts(turns)
 
 
-def _counts(turns: Iterable[dict[str, object]] | None) -> Iterator[int]:
+def _holds_turns(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not lists or not pa.types.is_struct(kind.value_type):
+        return False
+    place = kind.value_type.get_field_index("completion_tokens")
+    return place >= 0 and bool(pa.types.is_integer(kind.value_type.field(place).type))
+
+
+def _counts(turns: Iterable[dict[str, object] | None] | None) -> Iterator[tuple[int, bool]]:
     for turn in turns or ():
-        tokens = turn.get("completion_tokens")
-        if isinstance(tokens, int):
-            yield tokens
+        tokens = turn.get("completion_tokens") if turn else None
+        if turn and isinstance(tokens, int):
+            yield tokens, turn.get("finish_reason") == "length"
+
+
+def _cut_short(written: Sequence[tuple[int, bool]], limit_tokens: int) -> str:
+    """A pilot with a lower limit does not say how long its completions would have been."""
+    cut = sum(ended and tokens < limit_tokens for tokens, ended in written)
+    if not cut:
+        return ""
+    return (
+        f"; {cut:,} of {len(written):,} were ended by the pilot's own lower limit, so that the "
+        "true mean is higher"
+    )
 
 
 def _column_lengths(config: RunFile, column: str) -> Iterator[int]:

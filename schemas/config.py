@@ -27,7 +27,9 @@ _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class PromptsConfig(_Section):

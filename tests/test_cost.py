@@ -9,13 +9,14 @@ from pipeline.planner.cost import (
     CostedHours,
     Preemption,
     bill,
+    dollar_assumptions,
     is_stale,
     long_request_warning,
     overhead_dollars,
     price_assumption,
     usd_per_million_tokens,
 )
-from schemas.estimate import Band, Price, PriceKind
+from schemas.estimate import Assumption, Band, Price, PriceKind
 
 
 def price(usd: float, *, low: float = 0.0, high: float = 0.0, kind: PriceKind = "own") -> Price:
@@ -105,6 +106,19 @@ def test_the_price_tells_its_part_of_the_dollars() -> None:
     assert told.variance_share == pytest.approx(0.5)
     assert told.value == "$2.00 a GPU-hour ($1.00 to $4.00)"
     assert price_assumption(price(2.0), sure(100)).variance_share == 0
+
+
+def test_parts_of_the_dollars_add_up_widest_first() -> None:
+    def part(name: str, share: float) -> Assumption:
+        return Assumption(name=name, value="", source="", variance_share=share, measure="")
+
+    of_days = (part("rate model", 0.75), part("availability", 0.25))
+    # The price's range is the hours' own: half of the variance; the others share the other half.
+    found = dollar_assumptions(
+        of_days, price(2.0, low=1.0, high=4.0), Band(p10=100, p50=200, p90=400)
+    )
+    assert [item.name for item in found] == ["own price", "rate model", "availability"]
+    assert [item.variance_share for item in found] == pytest.approx([0.5, 0.375, 0.125])
 
 
 def test_hardware_of_ones_own_may_cost_nothing() -> None:

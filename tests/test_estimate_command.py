@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.estimate import main
+from pipeline.planner.estimate_figures import two_figures
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = """\
@@ -60,7 +61,9 @@ def test_options_come_cheapest_first_and_add_up(
         days, hours = option["days"], option["gpu_hours"]
         assert days["p10"] < days["p50"] < days["p90"]
         assert hours["p50"] == pytest.approx(days["p50"] * 24 * option["num_gpus"])
-        assert len(option["assumptions"]) >= 3
+        shares = [item["variance_share"] for item in option["assumptions"]]
+        assert sum(shares) == pytest.approx(1)
+        assert shares == sorted(shares, reverse=True)
         (plan,) = option["plans"]
         assert plan["running_requests"] <= plan["cap_requests"]
         assert plan["limited_by"] == "state slots and KV pool"
@@ -91,6 +94,36 @@ def test_mixed_cards_are_fed_from_one_queue(
     assert rates["4 x RTX PRO 6000 Blackwell + 2 x B200"] == pytest.approx(alone, rel=0.03)
 
 
+def test_each_kind_of_card_loses_its_own_time_on_spot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = (
+        "--hardware", "rtx-pro-6000:4", "--hardware", "b200:4",
+        "--hardware", "rtx-pro-6000:4+b200:4", "--hardware", "b200:4+rtx-pro-6000:4",
+        "--price", "rtx-pro-6000=/1", "--price", "b200=/3",
+    )  # fmt: skip
+    found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options, "--json"))
+    bills = {option["option"]: option["bills"][0] for option in found["options"]}
+    lost = {
+        name: bill["preemption_usd"] / (bill["usd"]["p50"] - bill["preemption_usd"])
+        for name, bill in bills.items()
+    }
+    slow, quick = lost["4 x RTX PRO 6000 Blackwell"], lost["4 x B200"]
+    mixed = lost["4 x RTX PRO 6000 Blackwell + 4 x B200"]
+    assert slow != pytest.approx(quick, rel=0.2)
+    # As many cards of each; those at three dollars weigh three times those at one.
+    assert mixed == pytest.approx(slow / 4 + 3 * quick / 4)
+    assert lost["4 x B200 + 4 x RTX PRO 6000 Blackwell"] == pytest.approx(mixed)
+
+
+def test_release_that_is_none_is_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = (*COUNT, "--hardware", "b200:1", "--sglang-version")
+    assert "'banana' names no release" in printed(capsys, run_file(tmp_path), *options, "banana")
+    assert "names no release" not in printed(capsys, run_file(tmp_path), *options, "0.5.23")
+
+
 def test_prompts_are_counted_where_no_mean_is_stated(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -117,6 +150,31 @@ def test_lengths_come_from_a_column_or_a_pilot(
     found = json.loads(printed(capsys, run, "--hardware", "b200:1", "--json", *pilot))
     assert found["output_lengths"]["mean_tokens"] == 300
     assert "pilot" in found["output_lengths"]["source"]
+
+
+@pytest.mark.parametrize("turns", [["a", "b"], [[1, 2], [3]], [[{"tokens": 3}]], [None]])
+def test_pilot_without_turns_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, turns: list[object]
+) -> None:
+    pq.write_table(pa.table({"turns": turns}), tmp_path / "part.parquet")
+    pilot = ("--hardware", "b200:1", "--lengths-from", str(tmp_path))
+    err = refused(capsys, run_file(tmp_path), *COUNT, *pilot)
+    assert f"{tmp_path}/part.parquet: column turns: found " in err
+    assert err.count("\n") == 1
+
+
+def test_pilot_that_a_lower_limit_cut_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def source(*reasons: str) -> str:
+        turns = [[{"completion_tokens": 40, "finish_reason": reason}] for reason in reasons]
+        pq.write_table(pa.table({"turns": turns}), tmp_path / "part.parquet")
+        pilot = ("--hardware", "b200:1", "--lengths-from", str(tmp_path), "--json")
+        found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *pilot))
+        return str(found["output_lengths"]["source"])
+
+    assert "2 of 3 were ended by the pilot's own lower limit" in source("length", "stop", "length")
+    assert "lower limit" not in source("stop", "stop")
 
 
 def test_thinking_decides_the_prior(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -160,6 +218,19 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
         (("--hardware", "b200:1", "--hardware", "B200:1"), "stands there twice"),
         (("--hardware", "b200:1", "--price", "b200=cheap"), "expected GPU=USD"),
         (("--hardware", "b200:1", "--price", "b200=-1"), "expected GPU=USD"),
+        (("--hardware", "b200:1", "--price", "h100=2"), "--price h100=2: no option has H100 80GB"),
+        (("--hardware", "b200:1", "--price", "b200=2", "--price", "B200=3"), "priced twice"),
+        (("--hardware", "b200:7,h100:1"), "--hardware b200:7,h100:1: expected GPU:COUNT"),
+        (("--hardware", "b200:7+"), "--hardware b200:7+: expected GPU:COUNT"),
+        (("--hardware", "b200:9999999"), "--hardware b200:9999999: found 9999999 cards"),
+        (("--gpus", "9999999", "--hardware", "all"), "--gpus: found 9999999"),
+        (
+            ("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: 2}, {gpu: B200}]"),
+            "1 x B200 stands there twice",
+        ),
+        (("--set", "hardware=[{gpu: voodoo, memory_gib: 80}]"), "unknown GPU 'voodoo'"),
+        (("--hardware", "b200:1", "--set", "lengths.prompt_tokens_mean=.inf"), "finite number"),
+        (("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: .inf}]"), "finite number"),
         (("--hardware", "b200:1", "--completions", "0"), "--completions: found 0"),
         (("--hardware", "all", "--gpus", "0"), "--gpus: found 0"),
         (("--hardware", "b200:1", "--lengths-from", "/nowhere"), "no parquet file"),
@@ -174,6 +245,7 @@ def test_mistake_gets_one_line(
     completions = () if "--completions" in argv else COUNT
     err = refused(capsys, run_file(tmp_path), *completions, *argv)
     assert said in err
+    assert "--gpu-memory-gib" not in err  # a flag of jobs.plan alone
     assert err.count("\n") == 1
 
 
@@ -226,7 +298,9 @@ def test_point_gives_the_step_and_its_parts(capsys: pytest.CaptureFixture[str]) 
     # 64 requests, each 512 + 2,529 / 2 tokens; no request waits for another.
     decode = 64 / found["step_s"] * (1 - found["prefill_share"])
     assert band["p50"] == pytest.approx(decode)
-    assert "step" in printed(capsys, *POINT)
+    text = printed(capsys, *POINT)
+    assert "step" in text
+    assert f"tokens/s a GPU  {two_figures(band['p50'])} (" in text
 
 
 def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +319,16 @@ def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]
         (("--mtp-accept-length", "5"), "between 1 and the 4 draft tokens"),
         (("--draft-tokens", "1"), "--draft-tokens: found 1"),
         (("--output-tokens", "0"), "--output-tokens: found 0"),
+        (("--running-requests", "nan"), "--running-requests: found nan"),
+        (("--running-requests", "inf"), "--running-requests: found inf"),
+        (("--input-tokens", "1e300"), "--input-tokens: found 1e+300"),
+        (("--output-tokens", "inf"), "--output-tokens: found inf"),
+        (("--output-cv", "-3"), "--output-cv: found -3"),
+        (("--output-cv", "nan"), "--output-cv: found nan"),
+        (("--num-gpus", "0"), "--num-gpus: found 0"),
+        (("--dp-size", "4"), "--num-gpus: missing"),
+        (("run.yaml",), "--point: found RUN.yaml run.yaml"),
+        (("--html", "x.html"), "--point: found --html x.html"),
         (("--gpu", "h2000"), "unknown GPU 'h2000'; the nearest: h200"),
         (("--model", "no/such-model"), "no config known for model 'no/such-model'"),
     ],

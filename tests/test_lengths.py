@@ -28,6 +28,7 @@ from pipeline.planner.length_shapes import (
     survival,
 )
 from pipeline.planner.lengths import (
+    PRIOR_MEAN_ERROR,
     lengths_from_sample,
     log_normal_cut,
     nearest_log_normal_cut,
@@ -136,6 +137,28 @@ def test_the_limit_cuts_a_prior() -> None:
     assert "assumed: thinking" in narrow.source
     plain = prior_lengths(thinking=False, limit_tokens=32_768).summary
     assert plain.mean_tokens == pytest.approx(500, rel=0.001)
+
+
+def test_what_the_limit_ends_is_not_in_doubt() -> None:
+    def error(limit: int) -> float:
+        return prior_lengths(thinking=True, limit_tokens=limit).summary.mean_relative_error
+
+    # Cut at 2 tokens all are at the limit, whatever the prior; at a million, none are.
+    assert error(2) == pytest.approx(0, abs=0.001)
+    assert error(1_000_000) == pytest.approx(PRIOR_MEAN_ERROR, rel=0.001)
+    # 10 % longer lengths before the cut at 4,096: the cut mean moves by so much of that.
+    longer = LogNormalCut(
+        mu=math.log(2500 * 1.01) - math.log1p(1.44) / 2,
+        sigma=math.sqrt(math.log1p(1.44)),
+        limit_tokens=4096,
+    )
+    plain = prior_lengths(thinking=True, limit_tokens=4096)
+    moved = moment(longer, 1) / plain.summary.mean_tokens - 1
+    assert error(4096) == pytest.approx(PRIOR_MEAN_ERROR * moved / 0.01, rel=0.02)
+    # A stated mean at the limit cannot be too low.
+    assert output_lengths(4096, 0.0, 4096, "run file").summary.mean_relative_error == 0
+    near = output_lengths(4000, 0.0, 4096, "run file").summary
+    assert near.mean_relative_error == pytest.approx(0.024)
 
 
 def test_a_sample_is_counted() -> None:

@@ -304,3 +304,28 @@ def test_config_override_of_the_launch_line_is_applied(capsys: pytest.CaptureFix
     assert (made["verdict"], made["context_length"]) == ("fits", 131_072)
     assert main([*line, "--json-model-override-args", "{bad"]) == 2
     assert "--json-model-override-args is not JSON" in capsys.readouterr().err
+
+
+def test_unknown_card_may_be_given_by_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--gpu", "voodoo", "--", "--model-path", "Qwen/Qwen3-8B"]) == 2
+    assert "or give its memory with --gpu-memory-gib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--most", "0"], "--most: found 0"),
+        (["--prompt-tokens", "-5"], "--prompt-tokens: found -5"),
+        (["--output-tokens", "0"], "--output-tokens: found 0"),
+        (
+            ["--set", "hardware=[{gpu: b200, usd_per_gpu_hour: 1}, {gpu: b200, count: 4}]"],
+            "B200 has two prices, usd_per_gpu_hour 1.0 and None",
+        ),
+    ],
+)
+def test_mistake_in_a_search_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main([str(ROOT / "jobs" / "runs" / "qwen3.6-27b.yaml"), *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line

@@ -6,7 +6,8 @@ A price arrives with its range, source and date; today's date arrives with the q
 import calendar
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 
 from schemas.estimate import Assumption, Band, Dollars, Price
@@ -166,6 +167,16 @@ def overhead_dollars(
 def usd_per_million_tokens(usd_per_gpu_hour: float, tokens_per_s_per_gpu: float) -> float:
     """While it generates, no overhead counted: a GPU writes 3,600 s x its rate in an hour."""
     return usd_per_gpu_hour / (3600 * tokens_per_s_per_gpu) * _MILLION
+
+
+def dollar_assumptions(
+    of_days: Sequence[Assumption], price: Price, gpu_hours: Band
+) -> tuple[Assumption, ...]:
+    """Parts of the variance of log dollars, widest first: what days hang on, and the price."""
+    of_price = price_assumption(price, gpu_hours)
+    left = 1 - of_price.variance_share
+    found = [replace(item, variance_share=left * item.variance_share) for item in of_days]
+    return tuple(sorted([*found, of_price], key=lambda item: -item.variance_share))
 
 
 def price_assumption(price: Price, gpu_hours: Band) -> Assumption:

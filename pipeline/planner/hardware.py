@@ -51,10 +51,7 @@ def gpu_named(text: str) -> Gpu:
     if score <= 0:
         near = difflib.get_close_matches(_dashed(text), cards, n=3, cutoff=0.5)
         hint = f"; the nearest: {', '.join(near)}" if near else ""
-        raise PlanError(
-            f"unknown GPU {text!r}{hint}; known: {', '.join(sorted(cards))}; "
-            f"or give its memory with --gpu-memory-gib"
-        )
+        raise PlanError(f"unknown GPU {text!r}{hint}; known: {', '.join(sorted(cards))}")
     return cards[key][0]
 
 

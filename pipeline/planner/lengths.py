@@ -53,7 +53,9 @@ def output_lengths(
 ) -> LengthModel:
     """Lengths as a person states them."""
     shape = log_normal_cut(mean_tokens, cv, limit_tokens)
-    return _model(shape, mean_relative_error, source)
+    # No mean lies above the limit.
+    most = limit_tokens / mean_tokens - 1
+    return _model(shape, min(mean_relative_error, most), source)
 
 
 def configured_lengths(
@@ -92,7 +94,9 @@ def prior_lengths(*, thinking: bool, limit_tokens: int) -> LengthModel:
     )
     mode = "thinking" if thinking else "not thinking"
     source = f"assumed: {mode}, mean {mean:,.0f} and CV {cv:g} before the limit cuts them"
-    return _model(shape, PRIOR_MEAN_ERROR, source)
+    # What the limit ends stays as long if the prior is off.
+    ended = limit_tokens * at_limit_fraction(shape) / moment(shape, 1)
+    return _model(shape, PRIOR_MEAN_ERROR * max(1 - ended, 0.0), source)
 
 
 def lengths_from_sample(lengths: Iterable[int], limit_tokens: int, source: str) -> LengthModel:

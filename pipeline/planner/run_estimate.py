@@ -5,7 +5,7 @@ best plan, so options are compared at equal memory and never at equal batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from pipeline.errors import PlanError
@@ -14,8 +14,8 @@ from pipeline.planner.cost import (
     CostedHours,
     Preemption,
     bill,
+    dollar_assumptions,
     long_request_warning,
-    price_assumption,
 )
 from pipeline.planner.hardware import speed_of
 from pipeline.planner.job_time import CAPTURE_HIGH_S, CAPTURE_LOW_S, JobTime, job_time, whole_job
@@ -25,6 +25,7 @@ from pipeline.planner.rate_errors import rate_spreads
 from pipeline.planner.rate_groups import RateGroup
 from pipeline.planner.rated_plans import Load, RatedPlan, RatedSearch, rated_search
 from pipeline.planner.search import HardwareOption, SearchLimits
+from pipeline.planner.sglang_rules import rules_for
 from pipeline.planner.step_time import decode_step
 from pipeline.planner.throughput import (
     Workload,
@@ -130,9 +131,9 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
     work = whole_job(query.num_completions, query.load.lengths)
     time = job_time(work, [item.rate for item in rated])
     bills = _bills(query, rated, time, work.tokens)
-    assumptions = list(time.assumptions)
+    assumptions = time.assumptions
     if bills:
-        assumptions.append(price_assumption(bills[0].price, time.gpu_hours))
+        assumptions = dollar_assumptions(assumptions, bills[0].price, time.gpu_hours)
     return HardwareEstimate(
         option=option_name(groups),
         num_gpus=sum(group.hardware.count for group in groups),
@@ -144,7 +145,7 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
         tail_hours=time.tail_hours,
         restart_hours=time.restart_hours,
         bills=bills,
-        assumptions=tuple(assumptions),
+        assumptions=assumptions,
         warnings=_option_warnings(query, rated),
     )
 
@@ -243,7 +244,7 @@ def _bills(
         known = [price for price in prices if price is not None]
         if len(known) == len(prices):
             blended = _blended(known, [item.group.hardware.count for item in rated])
-            preemption = _preemption(query, rated[0]) if spot else None
+            preemption = _mean_preemption(query, rated, known) if spot else None
             found.append(bill(hours, blended, preemption))
     return tuple(found)
 
@@ -272,6 +273,29 @@ def _blended(prices: Sequence[Price], counts: Sequence[int]) -> Price:
         source="; ".join(dict.fromkeys(price.source for price in prices)),
         date="; ".join(dict.fromkeys(price.date for price in prices)),
         stale=any(price.stale for price in prices),
+    )
+
+
+def _mean_preemption(
+    query: EstimateQuery, rated: Sequence[_Rated], prices: Sequence[Price]
+) -> Preemption:
+    """One for all cards: each kind loses time of its own, which costs what that kind costs."""
+    each = [_preemption(query, item) for item in rated]
+    weights = [
+        item.group.hardware.count * price.usd_per_gpu_hour
+        for item, price in zip(rated, prices, strict=True)
+    ]
+    total = sum(weights)
+    if not total:  # hardware of one's own: what is lost costs nothing
+        return each[0]
+
+    def mean(figures: Sequence[float]) -> float:
+        return sum(x * weight for x, weight in zip(figures, weights, strict=True)) / total
+
+    return replace(
+        each[0],
+        seconds_a_token=mean([item.seconds_a_token for item in each]),
+        start_s=mean([item.start_s for item in each]),
     )
 
 
@@ -358,7 +382,8 @@ def _calm_requests(query: EstimateQuery, best: RatedPlan) -> int:
 
 
 def _option_warnings(query: EstimateQuery, rated: Sequence[_Rated]) -> tuple[str, ...]:
-    found = []
+    # A release that is named and not known; where none is named, the newest is taken.
+    found = list(rules_for(query.version)[1]) if query.version else []
     for item in rated:
         used = item.rate.replicas * item.rate.gpus_per_replica
         idle = item.group.hardware.count - used
