@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import driver_lock
-from pipeline.cluster import Coordinator
+from pipeline.coordinator import Coordinator
 from pipeline.intake import freeze
 from pipeline.prompts import input_fingerprint
 from pipeline.session import Prepared, prepare

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.errors import ConfigError, PipelineError
-from schemas.config import QualityConfig
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
+from schemas.quality_config import QualityConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

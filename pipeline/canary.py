@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from pipeline.quality import FLAGS
 from pipeline.shards import HELD, PENDING
-from schemas.config import QualityConfig, RunFile
+from schemas.config import RunFile
 from schemas.manifest import Part, RunIdentity
 from schemas.progress import WorkerReport
+from schemas.quality_config import QualityConfig
 from schemas.session import Tally
 
 ERROR_ROWS, MEAN_TOKENS = "error_rows", "mean_tokens"

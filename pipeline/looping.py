@@ -8,7 +8,7 @@ Tables and closed blocks of code repeat themselves by nature: only the first sig
 import re
 from collections.abc import Iterable, Iterator
 
-from schemas.config import LoopingConfig
+from schemas.quality_config import LoopingConfig
 
 _TAIL_CHARACTERS = 4_000
 _MIN_PERIODS = 6

@@ -13,8 +13,8 @@ from typing import get_args
 
 from pipeline.looping import is_looping, split_code
 from schemas.completion import QualityFlag, Turn
-from schemas.config import QualityConfig
 from schemas.prompt import SamplingParams, derived_seed
+from schemas.quality_config import QualityConfig
 
 FLAGS: tuple[QualityFlag, ...] = get_args(QualityFlag)
 CUT_FLAGS = frozenset({"cut_in_thinking", "cut_in_answer"})

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -34,11 +33,11 @@ from pipeline.rows import (
 )
 from pipeline.storage import Folder
 from pipeline.tries import Tries
-from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
+from pipeline.worker_ports import Engine, LeaseBook
+from schemas.completion import Completion, Interruption, Refusal, Turn
 from schemas.config import RunFile
-from schemas.manifest import FailedRow, Part
-from schemas.progress import LeaseReply, Orders, WorkerReport, WorkerState
-from schemas.prompt import Message, Problem, Prompt, Request
+from schemas.progress import WorkerReport, WorkerState
+from schemas.prompt import Problem, Prompt
 from schemas.shard import Lease, LeaseKey
 
 _TICK_S = 0.25
@@ -50,42 +49,6 @@ _FIRST_START_TRIES = 2
 _WATCH_S = 5.0
 _MOST_DELAYED_PER_RUNNING = 8
 # Rows that wait for their next try; beyond that no new ones are leased.
-
-
-class Engine(Protocol):
-    """One engine: a request in, exactly one outcome out."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def release(self) -> str | None: ...
-    @property
-    def max_running_requests(self) -> int: ...
-    @property
-    def context_length(self) -> int | None: ...
-    @property
-    def plan(self) -> str | None: ...
-    def start(self) -> Coroutine[None, None, None]: ...
-    async def generate(self, request: Request) -> Outcome: ...
-    async def is_alive(self) -> bool: ...
-    async def trouble(self, in_flight: int) -> str | None: ...
-    def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int: ...
-    async def stop(self) -> None: ...
-
-
-class LeaseBook(Protocol):
-    """The coordinator, as a worker sees it."""
-
-    async def lease(self, worker_id: str) -> LeaseReply: ...
-    async def publish(
-        self, part: Part, rows: list[tuple[LeaseKey, int]]
-    ) -> set[tuple[LeaseKey, int]]: ...
-    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None: ...
-    async def give_back(self, key: LeaseKey, first_row: int) -> None: ...
-    async def release(self, worker_id: str) -> None: ...
-    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None: ...
-    async def engine_lost(self, worker_id: str, cause: str) -> None: ...
-    async def heartbeat(self, report: WorkerReport) -> Orders: ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,28 +11,23 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import ConfigError
+from schemas.quality_config import QualityConfig
+from schemas.section import Section
 
 EngineKind = Literal["embedded", "endpoint", "sglang"]
 EnginePlan = Literal["auto", "off"]
 PromptShape = Literal["messages", "conversations", "prompt"]
-FlagPolicy = Literal["keep", "drop", "retry"]
 
 _LONGEST_VALUE_SHOWN = 60
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 # The widths in which the output's `sampling` column holds these figures.
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
-class PromptsConfig(_Section):
+class PromptsConfig(Section):
     """Where the prompts are and which columns they stand in."""
 
     path: str
@@ -60,7 +55,7 @@ class PromptsConfig(_Section):
         return self
 
 
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """Passed to the engine with every request; null leaves the engine's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.6
@@ -74,7 +69,7 @@ class SamplingConfig(_Section):
     """Each request's own seed is derived from it; null sends none."""
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """What answers the requests, and how many of it."""
 
     kind: EngineKind = "embedded"
@@ -177,7 +172,7 @@ def _check_url(url: str) -> None:
         )
 
 
-class RetryConfig(_Section):
+class RetryConfig(Section):
     """Tries of one request that failed through no fault of its row."""
 
     max_attempts: Annotated[int, Field(ge=1)] = 6
@@ -187,7 +182,7 @@ class RetryConfig(_Section):
     """The longest wait that a server's Retry-After is granted."""
 
 
-class WorkConfig(_Section):
+class WorkConfig(Section):
     """How rows are handed out."""
 
     shard_rows: Annotated[int, Field(ge=1)] = 64
@@ -197,12 +192,12 @@ class WorkConfig(_Section):
     """Times that a shard may lose its worker before its rows are set aside as failed."""
 
 
-class OutputConfig(_Section):
+class OutputConfig(Section):
     folder: str
     flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     address: str | None = None
     """Null: the cluster of the Ray job that this is part of, else a local Ray of its own."""
     min_engines: Annotated[int, Field(ge=1)] = 1
@@ -211,7 +206,7 @@ class ClusterConfig(_Section):
     """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
 
 
-class HardwareConfig(_Section):
+class HardwareConfig(Section):
     """Cards of one kind in one machine, for the planner to choose among."""
 
     gpu: Annotated[str, Field(min_length=1)]
@@ -224,7 +219,7 @@ class HardwareConfig(_Section):
     spot_usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
 
-class LengthsConfig(_Section):
+class LengthsConfig(Section):
     """Lengths to expect, in tokens. The limit is `sampling.max_tokens`."""
 
     prompt_tokens_mean: Annotated[float, Field(gt=0)] | None = None
@@ -237,7 +232,7 @@ class LengthsConfig(_Section):
     """A column of the prompts that holds the length of each completion, from an earlier run."""
 
 
-class EstimateConfig(_Section):
+class EstimateConfig(Section):
     """What the estimate assumes beyond the plan."""
 
     accept_length: Annotated[float, Field(ge=1, le=16)] | None = None
@@ -258,7 +253,7 @@ class EstimateConfig(_Section):
         return self
 
 
-class PlannerConfig(_Section):
+class PlannerConfig(Section):
     """What `jobs.plan` may try. The last two switches can change what the model writes."""
 
     sglang_version: str | None = None
@@ -273,111 +268,7 @@ class PlannerConfig(_Section):
     allow_state_dtype: bool = False
 
 
-class FlagConfig(_Section):
-    """One flag: whether it is looked for, what becomes of its rows, and how many are too many."""
-
-    enabled: bool = True
-    policy: FlagPolicy = "drop"
-    """Keep the row; drop it from the export; or ask again first, and drop it if that fails."""
-    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.05
-    """Share of rows above which the canary stops the run and an engine is drained. Null: any."""
-
-
-class RareFlagConfig(FlagConfig):
-    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.02
-
-
-class EmptyReasoningConfig(FlagConfig):
-    policy: FlagPolicy = "keep"
-    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
-    """Families that choose for themselves leave some questions without thinking."""
-
-
-class RefusalConfig(FlagConfig):
-    enabled: bool = False
-    policy: FlagPolicy = "keep"
-    max_share: Annotated[float, Field(ge=0, lt=1)] | None = None
-
-
-class LoopingConfig(FlagConfig):
-    tail_characters: Annotated[int, Field(ge=50)] = 300
-    """A text that ends in one stretch repeated over so many characters loops."""
-    window_words: Annotated[int, Field(ge=50)] = 200
-    min_distinct_share: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Six-word sequences of a window that are unlike each other; fewer are a loop."""
-    max_repeated_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Sentences that stood there before; more are a loop."""
-
-
-class LeakedThinkingConfig(FlagConfig):
-    min_cues: Annotated[int, Field(ge=1)] = 2
-    """Different turns of phrase of thinking aloud that make an answer suspect."""
-
-
-class WrongLanguageConfig(FlagConfig):
-    enabled: bool = False
-    """Needs the optional package py3langid."""
-    min_characters: Annotated[int, Field(ge=20)] = 80
-    """Of prose; a language is not told from less."""
-    min_probability: Annotated[float, Field(gt=0, le=1)] = 0.95
-
-
-class CopiedPromptConfig(RareFlagConfig):
-    min_words: Annotated[int, Field(ge=1)] = 5
-    min_share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Of the answer's four-word sequences that are the prompt's, and the other way round."""
-
-
-class TooShortConfig(FlagConfig):
-    min_characters: Annotated[int, Field(ge=0)] = 1
-    min_characters_of_long: Annotated[int, Field(ge=0)] = 40
-    """Of an answer to a prompt that asks for an essay, a story or an explanation."""
-
-
-class QualityConfig(_Section):
-    """What is wrong with a row, what becomes of it, and when a run or an engine is stopped.
-
-    The shares are assumed: what a healthy run of a thinking model stays below.
-    """
-
-    canary_rows: Annotated[int, Field(ge=0)] = 500
-    """Rows, drawn at random, that run and are judged before all others; 0: none."""
-    window_rows: Annotated[int, Field(ge=0)] = 200
-    """Last rows of each engine that are held to the same limits; 0: none."""
-    min_length_ratio: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """Mean completion tokens over `lengths.output_tokens_mean`, where the run file gives that."""
-    max_length_ratio: Annotated[float, Field(ge=1)] = 2.5
-    max_error_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
-    """Share of error rows that is too many for the canary."""
-    max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    """Tries of one turn whose flags ask for another."""
-    budget_factor: Annotated[float, Field(ge=1, le=16)] = 2.0
-    """Each further try of a turn that was cut may be so much longer."""
-    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=2)]], Field(min_length=1)] = [
-        0.8,
-        1.0,
-    ]
-    """Of the second, third, ... try of a turn that loops or was drawn greedily."""
-    empty_answer: RareFlagConfig = RareFlagConfig()
-    empty_reasoning: EmptyReasoningConfig = EmptyReasoningConfig()
-    cut_in_thinking: FlagConfig = FlagConfig()
-    cut_in_answer: FlagConfig = FlagConfig()
-    looping: LoopingConfig = LoopingConfig()
-    leftover_tags: RareFlagConfig = RareFlagConfig()
-    thinking_leaked_into_answer: LeakedThinkingConfig = LeakedThinkingConfig()
-    refusal: RefusalConfig = RefusalConfig()
-    wrong_language: WrongLanguageConfig = WrongLanguageConfig()
-    copied_prompt: CopiedPromptConfig = CopiedPromptConfig()
-    too_short: TooShortConfig = TooShortConfig()
-    not_utf8_clean: RareFlagConfig = RareFlagConfig()
-
-    def flag(self, name: str) -> FlagConfig:
-        found = getattr(self, name)
-        assert isinstance(found, FlagConfig)
-        return found
-
-
-class RunFile(_Section):
+class RunFile(Section):
     """The whole run file. `prompts.path`, `model` and `output.folder` have no default."""
 
     prompts: PromptsConfig

@@ -18,7 +18,7 @@ from make_quality_set import LabelledRow, read_labelled_rows
 from pipeline.languages import language_detector
 from pipeline.quality import FLAGS, LanguageOf, turn_flags
 from schemas.completion import Turn
-from schemas.config import QualityConfig
+from schemas.quality_config import QualityConfig
 
 ALL_ON = QualityConfig.model_validate(
     {"refusal": {"enabled": True}, "wrong_language": {"enabled": True}}

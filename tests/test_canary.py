@@ -25,8 +25,9 @@ from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, HELD, PENDING, Ledger
 from pipeline.storage import Folder
 from schemas.completion import Completion
-from schemas.config import QualityConfig, RunFile
+from schemas.config import RunFile
 from schemas.progress import WorkerReport
+from schemas.quality_config import QualityConfig
 from schemas.session import Tally
 
 Build = Callable[..., Completion]

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import driver_lock
 from pipeline.checkpoint import DoneRows, write_run
-from pipeline.cluster import Coordinator
+from pipeline.coordinator import Coordinator
 from pipeline.storage import Folder
 from schemas.config import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord

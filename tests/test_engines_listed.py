@@ -6,7 +6,7 @@ import pytest
 from desk import frozen, prompts_of
 
 from pipeline import checkpoint, driver_lock
-from pipeline.cluster import Coordinator
+from pipeline.coordinator import Coordinator
 from pipeline.storage import Folder
 from schemas.config import RunFile
 from schemas.progress import WorkerReport, WorkerState

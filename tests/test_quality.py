@@ -11,8 +11,8 @@ from pipeline.errors import ConfigError
 from pipeline.looping import is_looping
 from pipeline.quality import FLAGS, retry_sampling, turn_flags
 from schemas.completion import Turn
-from schemas.config import FlagConfig, LoopingConfig, QualityConfig
 from schemas.prompt import SamplingParams
+from schemas.quality_config import FlagConfig, LoopingConfig, QualityConfig
 
 SAMPLING = SamplingParams(
     temperature=0.6,
