@@ -87,7 +87,7 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     run = checkpoint.read_run(folder)
     if run is None:
         raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
-    checkpoint.check_row_format(folder, run)
+    checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
     parts = tuple(checkpoint.read_manifest(folder).parts.values())
     options = _with_policy(options, arguments.drop, run)

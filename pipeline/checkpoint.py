@@ -26,7 +26,6 @@ from pipeline.errors import ResumeError
 from pipeline.storage import Folder
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.manifest import (
-    ROW_FORMAT,
     CanaryEvent,
     EngineRun,
     FailedRow,
@@ -199,16 +198,6 @@ def write_run(folder: Folder, record: RunRecord) -> None:
     for name in (DATA, STAGING, LOGS):
         folder.make(name)
     folder.write_whole(RUN_FILE, record.to_json().encode())
-
-
-def check_row_format(folder: Folder, record: RunRecord) -> None:
-    """Raises ResumeError for a run whose rows have other columns than this release writes."""
-    if record.row_format != ROW_FORMAT:
-        raise ResumeError(
-            f"{folder.path(RUN_FILE)}: rows of format {record.row_format}; this release writes "
-            f"format {ROW_FORMAT}, with columns that those lack: finish the run with the release "
-            f"that began it, or use another output.folder"
-        )
 
 
 def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bool) -> list[str]:

@@ -56,7 +56,6 @@ def prepare(
     """
     record = checkpoint.read_run(folder)
     if record is not None:
-        checkpoint.check_row_format(folder, record)
         checkpoint.check_columns(record)
     frozen = _frozen(config, folder, record, accept_drift, log)
     if not frozen.num_rows:

@@ -10,9 +10,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-ROW_FORMAT = 2
-"""Raised when the rows of a run get other columns: parts of one folder have the same."""
-
 FIRST_COLUMNS = (
     "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
     "error_text", "model", "thinking", "engine", "engine_release", "sampling", "attempt",
@@ -67,7 +64,6 @@ class RunRecord:
     carried_schema: str
     """The carried columns' Arrow schema, serialised, in base64."""
     accepted_drift: tuple[str, ...] = ()
-    row_format: int = ROW_FORMAT
     quality: dict[str, object] = field(default_factory=dict)
     """The run file's `quality` section, as the last session had it: the export's policy."""
     columns: tuple[str, ...] = FIRST_COLUMNS
@@ -78,7 +74,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str) -> "RunRecord":
-        values = {"row_format": 1, **json.loads(text)}
+        values = json.loads(text)
         values["identity"] = RunIdentity(settings=values["identity"]["settings"])
         values["accepted_drift"] = tuple(values["accepted_drift"])
         values["columns"] = tuple(values.get("columns", FIRST_COLUMNS))

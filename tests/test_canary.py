@@ -457,8 +457,10 @@ def test_folder_with_rows_of_an_older_release_is_refused_in_one_line(folder: Fol
     record = checkpoint.read_run(folder)
     assert record is not None
     old = json.loads(replace(record).to_json())
-    del old["row_format"], old["quality"]
+    del old["columns"], old["quality"]
     folder.write_whole("run.json", json.dumps(old).encode())
-    with pytest.raises(ResumeError, match=r"run\.json: rows of format 1; .*format 2") as refused:
+    with pytest.raises(
+        ResumeError, match=r"output\.folder: .*\(flags, plan, quality_retries\)"
+    ) as refused:
         started(folder)
     assert "\n" not in str(refused.value)
