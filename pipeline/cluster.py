@@ -22,6 +22,8 @@ from pipeline import checkpoint, driver_lock
 from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
+from pipeline.live_log import LogKeeper
+from pipeline.metered_engine import MeteredEngine
 from pipeline.placement import (
     Hold,
     Node,
@@ -38,6 +40,8 @@ from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
+from schemas.estimate import Band
+from schemas.live import LiveSpan
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
 from schemas.session import SessionPlan
@@ -76,6 +80,8 @@ class Coordinator:
         self._completion_tokens = 0
         self._last_publish_s: float | None = None
         self._live_written_s = 0.0
+        self._readings = LogKeeper.opened(self._folder, plan.config, now_s=time())
+        self._days_left: Band | None = None
 
     # -- for workers
 
@@ -115,6 +121,9 @@ class Coordinator:
         """The worker holds nothing: what the ledger still leases to it is open again."""
         self._ledger.worker_left(worker_id)
 
+    def note_span(self, worker_id: str, span: LiveSpan) -> None:
+        self._readings.log.add(worker_id, span, now_s=time())
+
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
 
@@ -145,8 +154,9 @@ class Coordinator:
         self._reports.pop(worker_id, None)
         self._with_spare_rows.discard(worker_id)
 
-    def poll(self) -> tuple[Progress, list[str]]:
+    def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
+        self._days_left = days_left
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
             self._taken_for_dead.add(worker_id)
             self.log(f"event=worker_silent worker={worker_id}")
@@ -154,6 +164,7 @@ class Coordinator:
         progress = self._progress("running")
         if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
             self._write_live(progress)
+        self._readings.write_if_due(now_s=monotonic())
         events, self._events = self._events, []
         return progress, events
 
@@ -161,6 +172,7 @@ class Coordinator:
         """The final word in `live.json`."""
         progress = self._progress(state)
         self._write_live(progress)
+        self._readings.write()
         return progress
 
     # -- inside
@@ -222,6 +234,7 @@ class Coordinator:
             leases_lost=counts.leases_lost,
             workers=tuple(self._reports.values()),
             engines_awaited=self._engines_awaited,
+            days_left=self._days_left,
         )
 
     def _write_live(self, progress: Progress) -> None:
@@ -235,6 +248,7 @@ class RemoteBook:
 
     coordinator: Any
     place: Place
+    engine: MeteredEngine
 
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
@@ -257,6 +271,8 @@ class RemoteBook:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
+        if (span := self.engine.span()) is not None:
+            await self.coordinator.note_span.remote(report.worker_id, span)
         place = self.place
         placed = replace(report, node=place.node, node_id=place.node_id, gpus=place.gpus)
         return await self.coordinator.heartbeat.remote(placed)  # type: ignore[no-any-return]
@@ -274,17 +290,20 @@ class WorkerActor:
         folder = Folder(plan.root)
         frozen = frozen_prompts(folder, plan.frozen_name)
         assert frozen is not None
+        engine = MeteredEngine(
+            served=ServedEngine(
+                config=plan.config,
+                worker_number=worker_number,
+                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
+            )
+        )
         self._worker = Worker(
             worker_id=worker_id,
             session_id=plan.session_id,
             run_id=plan.run_id,
             config=plan.config,
-            engine=ServedEngine(
-                config=plan.config,
-                worker_number=worker_number,
-                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
-            ),
-            book=RemoteBook(book, this_place()),
+            engine=engine,
+            book=RemoteBook(book, this_place(), engine),
             folder=folder,
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
@@ -344,7 +363,7 @@ class Cluster:
             number = len(self.hired) + self._num_let_go
             self._hire(number, hold(self.plan.config.engine))
 
-    def poll(self) -> tuple[Progress, list[str]]:
+    def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]:
         """Wait a moment, look after the workers, and tell how far the run is.
 
         Raises DriverLostError when the folder was taken over, CoordinatorLostError when the
@@ -353,7 +372,7 @@ class Cluster:
         """
         events = self._look_after_workers()
         with _told_in_one_line():
-            progress, lines = ray.get(self.coordinator.poll.remote())
+            progress, lines = ray.get(self.coordinator.poll.remote(days_left))
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
         return progress, [*lines, *events, *self._look_at_nodes(), *self._waiting(progress)]

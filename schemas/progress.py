@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from schemas.estimate import Band
 from schemas.shard import Lease
 
 WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "lost"]
@@ -69,6 +70,8 @@ class Progress:
     workers: tuple[WorkerReport, ...]
     engines_awaited: int = 0
     """Engines that must still come up before rows are handed out."""
+    days_left: Band | None = None
+    """By the engines' readings; None before there are any."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -80,6 +83,8 @@ class Progress:
             WorkerReport(**{**worker, "gpus": tuple(worker.get("gpus", ()))})
             for worker in values["workers"]
         )
+        days_left = values.get("days_left")
+        values["days_left"] = Band(**days_left) if days_left else None
         return cls(**values)
 
 
@@ -107,6 +112,8 @@ class RunStatus:
     tokens_per_s: float | None
     """Of rows published over the last minutes; None while nothing was."""
     eta_s: float | None
+    days_left: Band | None
+    """By the readings of the engines that run; None where there are none."""
     last_publish_s: float | None
     started_at_s: float
     num_parts: int

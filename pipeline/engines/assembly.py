@@ -84,6 +84,12 @@ class ServedEngine:
             return False
         return True
 
+    async def metrics_page(self) -> str | None:
+        """The counters of an engine of ours that has such a page; an endpoint serves others too."""
+        if self.config.engine.kind != "sglang" or self._client is None:
+            return None
+        return await self._client.page("/metrics")
+
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         """A lower bound of the prompt's tokens: the texts by the model's tokenizer, or 0.
 

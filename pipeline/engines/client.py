@@ -94,6 +94,15 @@ class ChatClient:
             raise EngineError(f"{self.base_url} does not answer: {_short(said)}") from None
         return _facts(raw.text)
 
+    async def page(self, path: str) -> str | None:
+        """A page beside the API, `/metrics` for example; None where it does not answer well."""
+        url = f"{self.base_url.removesuffix('/v1')}{path}"
+        try:
+            return await self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+        except openai.OpenAIError:
+            # Whether that matters is the caller's to say: an old release lacks a page.
+            return None
+
     async def close(self) -> None:
         if self._openai is not None:
             await self._openai.close()
