@@ -6,13 +6,13 @@ lengths of completions, then the readings. The coordinator alone writes it, whol
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from pipeline.errors import ConfigError
+from pipeline.planner.run_update import slot_of
 from pipeline.storage import Folder
 from schemas.config import RunFile
 from schemas.estimate import LiveReading
@@ -26,6 +26,7 @@ _CONTIGUOUS_S = 10.0
 # What an engine had in flight when it fell silent for so long is in flight no longer.
 _HEARD_S = 120.0
 _WRITE_INTERVAL_S = 15.0
+_SECONDS_A_READING = 0.015  # between two writes: 4,000 of them are written once a minute
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class LiveLog:
     finished: Counter[int] = field(default_factory=Counter)
     """Completions that ended, by tokens."""
     running: dict[str, Counter[int]] = field(default_factory=dict)
-    """What was in flight in each engine when it was last heard, by tokens so far."""
+    """What was in flight in each slot when it was last heard, by tokens so far."""
     cards: dict[str, str] = field(default_factory=dict)
     """The GPU of a worker that knows it."""
     num_added: int = 0
@@ -50,7 +51,6 @@ class LiveLog:
     def add(self, worker_id: str, span: LiveSpan, *, now_s: float) -> None:
         """A worker's span that ends about now."""
         end_s = now_s - self.began_at_s
-        self._settle(worker_id)
         reading = LiveReading(
             engine=worker_id,
             start_s=end_s - span.duration_s,
@@ -64,7 +64,8 @@ class LiveLog:
         )
         self.readings.setdefault(worker_id, []).append(reading)
         self.finished.update(dict(span.finished))
-        self.running[worker_id] = Counter(dict(span.running))
+        # A worker that follows a dead one has its slot: the other's requests died with it.
+        self.running[slot_of(worker_id)] = Counter(dict(span.running))
         self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
         if span.card is not None:
             self.cards[worker_id] = span.card
@@ -78,16 +79,12 @@ class LiveLog:
 
     def running_tokens(self) -> Iterator[int]:
         """Tokens so far of each request in flight, in engines that are heard."""
-        latest_s = max((readings[-1].end_s for readings in self.readings.values()), default=0.0)
-        for worker_id, counts in self.running.items():
-            if latest_s - self.readings[worker_id][-1].end_s <= _HEARD_S:
+        last_s = [(readings[-1].end_s, slot_of(each)) for each, readings in self.readings.items()]
+        latest_s = max(last_s, default=(0.0, ""))[0]
+        heard = {slot for end_s, slot in last_s if latest_s - end_s <= _HEARD_S}
+        for slot, counts in self.running.items():
+            if slot in heard:
                 yield from counts.elements()
-
-    def _settle(self, worker_id: str) -> None:
-        """A worker that follows a dead one has its slot: the other's requests died with it."""
-        slot = slot_of(worker_id)
-        for other in [w for w in self.running if w != worker_id and slot_of(w) == slot]:
-            del self.running[other]
 
     def _thin(self, worker_id: str) -> None:
         readings = self.readings[worker_id]
@@ -105,11 +102,6 @@ class LiveLog:
                 continue
             _, place = min(pairs)
             readings[place : place + 2] = [_merged(readings[place], readings[place + 1])]
-
-
-def slot_of(worker_id: str) -> str:
-    """The place of a worker in the run: `w3r2` has followed `w3` there."""
-    return re.sub(r"r\d+$", "", worker_id)
 
 
 def _is_one_stretch(first: LiveReading, second: LiveReading) -> bool:
@@ -249,7 +241,8 @@ class LogKeeper:
 
     def write_if_due(self, *, now_s: float) -> None:
         """By a clock that only runs forward."""
-        if now_s - self._written_s >= _WRITE_INTERVAL_S:
+        many = sum(len(readings) for readings in self.log.readings.values())
+        if now_s - self._written_s >= max(_WRITE_INTERVAL_S, _SECONDS_A_READING * many):
             self._written_s = now_s
             self.write()
 

@@ -4,6 +4,7 @@ The walk: lengths by the censored estimate → what the dry run says of an engin
 the rate by its readings → the time left. Without a dry run the readings stand alone.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,11 +161,12 @@ def _engines_counted_on(readings: Sequence[LiveReading], every: Sequence[LiveRea
     latest_s = max(reading.end_s for reading in every)
     heard = [r for r in readings if latest_s - r.end_s <= _GONE_AFTER_S]
     # Two workers of one slot followed each other.
-    return len({_slot(reading.engine) for reading in heard})
+    return len({slot_of(reading.engine) for reading in heard})
 
 
-def _slot(engine: str) -> str:
-    return engine.partition("r")[0]
+def slot_of(worker_id: str) -> str:
+    """The place of a worker in the run: `w3r2` has followed `w3` there."""
+    return re.sub(r"r\d+$", "", worker_id)
 
 
 def _comparable(readings: Sequence[LiveReading]) -> Sequence[LiveReading]:
