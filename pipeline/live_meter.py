@@ -77,7 +77,8 @@ class Meter:
         """A request goes out; the number names it."""
         if self._first_s is None or self._sums is None:
             self._first_s, self._sums = now_s, _Sums(since_s=now_s)
-            self._changed_s = now_s
+            # A look at the idle engine says nothing of how many ran between it and the next.
+            self._changed_s, self._last = now_s, None
         self._integrate(now_s)
         self._number += 1
         self._asked[self._number] = _Asked(since_s=now_s, clock_tokens=self._clock_tokens)

@@ -11,16 +11,19 @@ from simulated_engine import Truth, replay
 from jobs.estimate import main
 from pipeline import checkpoint
 from pipeline.live_estimate import Expectation, RowCounts, expectation, update
+from pipeline.live_eta import LiveEta
 from pipeline.live_log import LiveLog, LogKeeper, engine_seconds, read_live_log
 from pipeline.planner.length_shapes import moment
 from pipeline.planner.lengths import log_normal_cut
 from pipeline.planner.run_update import DryRun, NoDryRun
 from pipeline.planner.throughput import rate_at
+from pipeline.run_query import configured_group
 from pipeline.storage import Folder
-from schemas.config import RunFile
+from schemas.config import HardwareConfig, LengthsConfig, RunFile
 from schemas.estimate import RunUpdate
 from schemas.live import LiveSpan
 from schemas.manifest import RunIdentity, RunRecord, Session
+from schemas.progress import Progress
 
 TODAY = date(2026, 11, 30)
 ROWS = 20_000
@@ -256,6 +259,69 @@ def test_worker_that_follows_a_dead_one_has_its_slot(tmp_path: Path) -> None:
     log.add("w0r1", span(), now_s=100.0)
     assert len(list(log.running_tokens())) == 8
     assert engine_seconds(log) == pytest.approx((60.0, 100.0))
+
+
+def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write_whole("live-readings.jsonl", b"{]\n")
+    keeper = LogKeeper.opened(folder, run_file(tmp_path), now_s=1000.0)
+    keeper.log.add("w0", span(), now_s=1040.0)
+    keeper.write()
+    log = read_live_log(folder)
+    assert log is not None
+    assert log.num_added == 1
+
+
+# --- several kinds of cards --------------------------------------------------------------------
+
+
+def test_engines_of_two_cards_are_two_groups_that_add_up(tmp_path: Path) -> None:
+    config = run_file(tmp_path)
+    cards = [HardwareConfig(gpu="rtx-pro-6000", count=1), HardwareConfig(gpu="b200", count=1)]
+    hardware = [configured_group(card, {}) for card in cards]
+    expected = expectation(Folder(tmp_path), config, today=TODAY, hardware=hardware)
+    assert isinstance(expected.dry_run, DryRun)
+    log = LiveLog(began_at_s=0.0, run_file={})
+    rates = {}
+    for engine, rated in zip(("w0", "w1"), expected.dry_run.groups, strict=True):
+        truth = replace(as_forecast(expected), tokens_per_s=0.9 * rated.rate.tokens_per_s)
+        truth.running_requests = round(rated.best.resident.running_requests)
+        # As many as take the same time on each.
+        ends = round(1.5 * truth.tokens_per_s)
+        list(replay(log, truth, engine=engine, completions=ends, every=ends, seed=3))
+        log.cards[engine] = rated.group.hardware.gpu.name
+        rates[log.cards[engine]] = truth.tokens_per_s
+    seen = update(log, config, RowCounts(rows_total=ROWS, rows_done=1600, rows_failed=0), expected)
+    assert len(seen.groups) == 2
+    assert {group.engines for group in seen.groups} == {1}
+    assert seen.tokens_per_s.p50 == pytest.approx(sum(rates.values()), rel=0.05)
+
+
+# --- the running job ---------------------------------------------------------------------------
+
+
+def test_driver_takes_up_what_the_folder_says(tmp_path: Path) -> None:
+    folder = filled_folder(tmp_path)
+    config = run_file(tmp_path, engine={"kind": "embedded"}, sampling={"max_tokens": 200})
+    config = config.model_copy(update={"lengths": LengthsConfig()})
+    eta = LiveEta(folder=folder, config=config, today=TODAY)
+    assert eta.look() is None
+    progress = Progress(
+        session_id="s", updated_at_s=1.0, state="running", rows_total=100, rows_done=30,
+        rows_failed=0, rows_error=0, completion_tokens=0, last_publish_s=None, leases_lost=0,
+        workers=(),
+    )  # fmt: skip
+    eta.follow(progress)
+    first = eta.look()
+    assert first is not None
+    assert eta.days_left == first.days_left
+    eta.follow(replace(progress, rows_done=90))
+    later = eta.look()
+    assert later is not None
+    assert later.days_left.p50 < first.days_left.p50
+    told = replace(progress, days_left=eta.days_left)
+    assert Progress.from_json(told.to_json()) == told
+    assert eta.events() == []
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -73,12 +73,13 @@ def test_answers_are_counted_where_there_are_no_counters() -> None:
 def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
     meter = Meter()
     meter.started(8)
-    for _ in range(4):
-        meter.asked(100.0)
     at = EngineCounters(
         running_requests=4, decoded_tokens=0, prefilled_tokens=100, tokens_per_s=0,
         accept_length=2.5,
     )  # fmt: skip
+    meter.looked(replace(at, running_requests=0), 60.0)
+    for _ in range(4):
+        meter.asked(100.0)
     meter.looked(at, 100.0)
     meter.looked(replace(at, decoded_tokens=800, prefilled_tokens=300), 110.0)
     span = meter.span(112.0)
