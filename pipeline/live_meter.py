@@ -55,6 +55,8 @@ class Meter:
     _accept_length: float | None = None
     _clock_tokens: float = 0.0
     """What a request that ran since the start would have written, by the engine's counters."""
+    _seen_pace: float = 0.0
+    """Tokens a second of one request, between the last two looks."""
     _paces: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_PACED_ANSWERS))
     _changed_s: float = 0.0
     _number: int = 0
@@ -65,7 +67,7 @@ class Meter:
         self._first_s = self._sums = self._last = self._accept_length = None
         self._asked.clear()
         self._paces.clear()
-        self._clock_tokens = 0.0
+        self._clock_tokens = self._seen_pace = 0.0
 
     def stopped(self) -> None:
         """The engine is down: time does not count until it is up again."""
@@ -81,7 +83,7 @@ class Meter:
             self._changed_s, self._last = now_s, None
         self._integrate(now_s)
         self._number += 1
-        self._asked[self._number] = _Asked(since_s=now_s, clock_tokens=self._clock_tokens)
+        self._asked[self._number] = _Asked(since_s=now_s, clock_tokens=self._clock(now_s))
         return self._number
 
     def ended(self, number: int, outcome: Outcome | None, now_s: float) -> None:
@@ -115,7 +117,8 @@ class Meter:
         self._sums.decoded_tokens += decoded
         self._sums.prefilled_tokens += prefilled or 0.0
         if running_s > 0:
-            self._clock_tokens += decoded / running_s * passed_s
+            self._seen_pace = decoded / running_s
+            self._clock_tokens += self._seen_pace * passed_s
 
     # -- what is told
 
@@ -162,10 +165,15 @@ class Meter:
         counts: Counter[int] = Counter()
         pace = self._pace()
         for asked in self._asked.values():
-            by_clock = self._clock_tokens - asked.clock_tokens
+            by_clock = max(self._clock(now_s) - asked.clock_tokens, 0.0)
             tokens = by_clock if self._last is not None else pace * (now_s - asked.since_s)
             counts[rounded(int(tokens))] += 1
         return tuple(sorted(counts.items()))
+
+    def _clock(self, now_s: float) -> float:
+        """Carried on at the last pace from the last look."""
+        since_s = self._last[0] if self._last is not None else now_s
+        return self._clock_tokens + self._seen_pace * (now_s - since_s)
 
     def _pace(self) -> float:
         """Tokens a second of one request, by the last answers."""

@@ -86,8 +86,8 @@ def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
     assert span is not None
     assert (span.running_requests, span.tokens_per_s) == (4, 80)
     assert (span.prompt_tokens_per_s, span.accept_length) == (20, 2.5)
-    # 800 tokens of four requests.
-    assert span.running == ((200, 4),)
+    # 800 tokens of four requests in 10 s, and two seconds more at that pace.
+    assert span.running == ((240, 4),)
     assert span.counted_by == "engine"
 
 
