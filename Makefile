@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 install: $(STAMP) ## create .venv from constraints.txt
 
@@ -29,9 +29,19 @@ check: $(STAMP) ## format, lint, types and tests: what CI runs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: $(STAMP) ## measure the planner, and memory with a million prompts (minutes)
+export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO=...
+	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)
+
+bench: $(STAMP) ## measure the planner, and memory with a million prompts and rows (half an hour)
 	$(BIN)/python -m benchmarks.planner
+	$(BIN)/python -m benchmarks.export_rows
 	$(BIN)/python -m benchmarks.million_prompts
+
+bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
+	$(BIN)/python -m benchmarks.coordinator
+
+test-cluster: $(STAMP) ## nodes in network namespaces: killed, cut off, joined; needs root (8 minutes)
+	$(BIN)/python -m pytest -s tests/slurm_script.py tests/network_namespaces.py
 
 status: $(STAMP) ## how far the demo is, or FOLDER=...
 	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
@@ -43,13 +53,38 @@ format: $(STAMP) ## rewrite the sources in the project's format
 planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
 	$(BIN)/python -m tests.score_planner
 
+quality-score: $(STAMP) ## precision and recall of each quality flag on the labelled set
+	$(BIN)/python -m tests.score_quality
+
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.planner_oracle
 
+estimate: RUN ?= jobs/runs/qwen3.6-27b.yaml
+estimate: $(STAMP) ## days and dollars of a run on each hardware option: make estimate RUN=… ARGS=…
+	$(BIN)/python -m jobs.estimate $(RUN) $(ARGS)
+
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
 	$(BIN)/python -m tests.replay_lengths
+
+estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
+	$(BIN)/python tests/score_estimate.py
+
+estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration part of the readings (minutes)
+	$(BIN)/python tests/fit_estimate.py $(ARGS)
+
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
 	$(BIN)/python -m tests.peer_estimate $(ARGS)
+
+# Outside the checkout: Ray ships what lies in it.
+SGLANG_ENV ?= $(HOME)/.cache/regenerate/sglang-cpu
+SGLANG_MODEL := $(SGLANG_ENV)/tiny-model
+
+test-sglang: $(STAMP) $(SGLANG_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
+	SGLANG_PYTHON=$(SGLANG_ENV)/bin/python SGLANG_MODEL=$(SGLANG_MODEL) \
+	  $(BIN)/python -m pytest tests/test_real_sglang.py --durations=0
+
+$(SGLANG_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*)
+	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)
 
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
@@ -59,4 +94,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle lengths-score plan estimate-peer
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export

@@ -307,12 +307,14 @@ def _searched(options: argparse.Namespace) -> str:
 
 def _longest_output(run: "RunFile") -> int:
     """`sampling.max_tokens` where it is given; its default must not cut what lengths state."""
-    limit, mean = run.sampling.max_tokens, run.lengths.output_tokens_mean
-    if mean is None or "max_tokens" in run.sampling.model_fields_set:
-        return limit
-    cv = 1.0 if run.lengths.output_tokens_cv is None else run.lengths.output_tokens_cv
-    # Six standard deviations over the mean: what the longest of many is reckoned to be.
-    return max(limit, round(mean * (1 + 6 * cv)))
+    from pipeline.planner.lengths import longest_output
+
+    return longest_output(
+        run.lengths.output_tokens_mean,
+        run.lengths.output_tokens_cv,
+        run.sampling.max_tokens,
+        max_tokens_given="max_tokens" in run.sampling.model_fields_set,
+    )
 
 
 def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") -> dict[str, float]:

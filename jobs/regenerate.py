@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
+from jobs import canary as canary_findings
 from jobs.status import as_json as status_as_json
 from jobs.status import duration, failed_lines
 from pipeline.errors import (
@@ -48,7 +49,7 @@ _RATE_WINDOW_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 the user can fix it, 3 finished with error or failed rows."""
+    """Exit status: 0 done, 2 the user can fix it, 3 error or failed rows, or a bad canary."""
     arguments = _parser().parse_args(argv)
     try:
         config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
@@ -94,6 +95,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="exit with 0 when every row is done, even if some ended as error rows",
     )
+    parser.add_argument(
+        "--retry-flagged",
+        action="store_true",
+        help="ask again for rows with a quality flag whose policy is not to keep them",
+    )
+    parser.add_argument(
+        "--accept-canary",
+        action="store_true",
+        help="go on whatever the first rows look like; limits apply from there",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
 
@@ -135,6 +146,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _check_quality(config)
     _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
@@ -153,12 +165,27 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
                 token=holder.token,
                 accept_drift=arguments.accept_drift,
                 retry_errors=arguments.retry_errors,
+                retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
+                accept_canary=arguments.accept_canary,
                 now_s=time.time(),
                 log=_log,
             )
             return _generate(folder, prepared, lost, arguments)
     finally:
         driver_lock.release(folder, holder)
+
+
+def _check_quality(config: RunFile) -> None:
+    from pipeline.languages import check_language_detector
+
+    if config.quality.wrong_language.enabled:
+        check_language_detector()
+
+
+def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
+    from pipeline.quality import FLAGS
+
+    return tuple(flag for flag in FLAGS if config.quality.flag(flag).policy != "keep")
 
 
 def _check_folders_apart(config: RunFile) -> None:
@@ -220,6 +247,8 @@ def _generate(
         f"event=session rows={session.rows_total} done={session.rows_done} "
         f"folder={prepared.plan.root}"
     )
+    if prepared.excesses:
+        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if session.rows_done == session.rows_total:
         _log("event=nothing_to_do every row of the input is published")
         return _finish(folder, session, arguments, wall_s=0.0, causes=[])
@@ -233,9 +262,11 @@ def _generate(
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, show, eta)
-        if ending == "stopped":
+        if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
-        final = cluster.close(ending)
+        final = cluster.close("stopped" if ending == "bad_canary" else ending)
+    if ending == "bad_canary":
+        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":
         rows_done = final.rows_done if final else session.rows_done
         name = signal.Signals(caught[0]).name
@@ -246,13 +277,32 @@ def _generate(
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
 
 
+def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
+    """Print what the canary found; the rows that it wrote stay."""
+    from pipeline.canary import excesses, tally_of
+    from pipeline.checkpoint import read_manifest, rows_of
+    from pipeline.diagnosis import diagnosis
+
+    parts, config = read_manifest(folder).canary_parts, prepared.plan.config
+    tally = tally_of(parts)
+    over = excesses(tally, config, num_rows=tally.num_rows)
+    columns = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
+    rows = rows_of(folder, [part.name for part in parts], columns)
+    found = diagnosis(prepared.excesses or over, rows, config)
+    if as_json:
+        print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
+    else:
+        print(canary_findings.text(found))
+    return WITH_ERRORS
+
+
 def _watch(
     cluster: "Cluster",
     caught: list[int],
     lost: Callable[[], bool],
     show: Callable[["Progress", list[str]], None],
     eta: "LiveEta",
-) -> Literal["done", "stopped", "failed"]:
+) -> Literal["done", "stopped", "failed", "bad_canary"]:
     """Follow the run to its end. Raises DriverLostError, and EngineError when none ever ran."""
     ever_ran = False
     while True:
@@ -260,6 +310,8 @@ def _watch(
         eta.follow(progress)
         show(progress, [*events, *eta.events()])
         ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
+        if progress.canary == "failed":
+            return "bad_canary"
         if progress.rows_done + progress.rows_failed == progress.rows_total:
             return "done"
         if caught:
@@ -362,13 +414,17 @@ def _finish(
     generated = sum(part.completion_tokens for part in read_manifest(folder).session_parts)
     tokens_per_s = generated / wall_s if wall_s else None
     example = example_completion(folder)
+    flags = _flag_counts(folder)
     unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
         values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": str(folder.path("data")), "causes": causes, "example": example}
+        values |= {"flags": flags}
         print(json.dumps(values, indent=1, default=str))
     else:
         print(_summary(status, wall_s, tokens_per_s, str(folder.path("data"))))
+        if flags:
+            print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
         print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
         if unfinished:
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
@@ -376,6 +432,16 @@ def _finish(
         print(_example_text(example))
     has_errors = status.rows_error and not arguments.accept_errors
     return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
+
+
+def _flag_counts(folder: "Folder") -> dict[str, int]:
+    """Quality flag → published rows that bear it, most frequent first."""
+    from pipeline.checkpoint import read_manifest
+
+    counts: Counter[str] = Counter()
+    for part in read_manifest(folder).parts.values():
+        counts.update(dict(part.flag_counts))
+    return dict(counts.most_common())
 
 
 def _summary(status: "RunStatus", wall_s: float, tokens_per_s: float | None, data: str) -> str:
@@ -415,6 +481,7 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     from pipeline.storage import Folder
 
     check_engine(config)
+    _check_quality(config)
     found = dry_run(config, Folder(Path(config.output.folder)))
     if as_json:
         print(json.dumps(asdict(found), indent=1))

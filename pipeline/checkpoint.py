@@ -13,7 +13,8 @@ under `quarantine/`, where nothing is ever deleted.
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -25,6 +26,9 @@ from pipeline.errors import ResumeError
 from pipeline.storage import Folder
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.manifest import (
+    ROW_FORMAT,
+    CanaryEvent,
+    EngineRun,
     FailedRow,
     Part,
     RunIdentity,
@@ -74,10 +78,17 @@ def stage_part(
         "num_errors": sum(row.status == "error" for row in completions),
         "prompt_tokens": sum(row.prompt_tokens for row in completions),
         "completion_tokens": sum(row.completion_tokens for row in completions),
+        "num_turns": sum(len(row.turns) for row in completions),
+        "flag_counts": _flag_counts((row.status, row.flags) for row in completions),
     }
     data = _part_bytes(table, summary)
     folder.write_whole(f"{STAGING}/{name}", data)
     return _part_from(table, summary, len(data))
+
+
+def _flag_counts(rows: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[str, int]]:
+    counts = Counter(flag for status, flags in rows if status == "ok" for flag in flags)
+    return sorted(counts.items())
 
 
 def completion_table(completions: Sequence[Completion], carried_schema: pa.Schema) -> pa.Table:
@@ -140,6 +151,14 @@ def list_failed(folder: Folder, row: FailedRow) -> None:
     folder.append_line(MANIFEST_FILE, event_line("failed", row))
 
 
+def list_canary(folder: Folder, event: CanaryEvent) -> None:
+    folder.append_line(MANIFEST_FILE, event_line("canary", event))
+
+
+def list_engine(folder: Folder, engine: EngineRun) -> None:
+    folder.append_line(MANIFEST_FILE, event_line("engine", engine))
+
+
 def begin_session(folder: Folder, session: Session) -> None:
     folder.append_line(MANIFEST_FILE, event_line("session", session))
 
@@ -182,6 +201,16 @@ def write_run(folder: Folder, record: RunRecord) -> None:
     folder.write_whole(RUN_FILE, record.to_json().encode())
 
 
+def check_row_format(folder: Folder, record: RunRecord) -> None:
+    """Raises ResumeError for a run whose rows have other columns than this release writes."""
+    if record.row_format != ROW_FORMAT:
+        raise ResumeError(
+            f"{folder.path(RUN_FILE)}: rows of format {record.row_format}; this release writes "
+            f"format {ROW_FORMAT}, with columns that those lack: finish the run with the release "
+            f"that began it, or use another output.folder"
+        )
+
+
 def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bool) -> list[str]:
     """The settings that differ from the folder's run, a line each.
 
@@ -197,6 +226,17 @@ def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bo
             "output.folder, or --accept-drift to go on"
         )
     return lines
+
+
+def check_columns(record: RunRecord) -> None:
+    """Raises ResumeError for a folder whose parts have other columns than those written here."""
+    ours, theirs = set(COMPLETION_SCHEMA.names), set(record.columns)
+    if ours != theirs:
+        names = ", ".join(sorted(ours ^ theirs))
+        raise ResumeError(
+            f"output.folder: its parts were written by another version of this project, with other "
+            f"columns ({names}); finish it with that version, or use another folder"
+        )
 
 
 def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
@@ -311,15 +351,33 @@ def _quarantined(folder: Folder, path: str, why: str, listed: Part | None) -> st
     return f"{path} {why}; moved to {target}{again}"
 
 
+def rows_of(
+    folder: Folder, names: Sequence[str], columns: Sequence[str]
+) -> Iterator[dict[str, object]]:
+    """Rows of published parts, a part at a time; what is gone or cut is left out."""
+    for name in names:
+        try:
+            with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+                table = file.read(columns=list(columns))
+        except (pa.ArrowException, OSError):
+            # Taken away since it was published; the next session reports it.
+            continue
+        yield from table.to_pylist()
+
+
 def take_back_errors(
     folder: Folder,
     record: RunRecord,
     parts: Sequence[Part],
     row_ids: Iterable[pa.Array],
     *,
+    errors: bool = True,
+    flags: Collection[str] = (),
     now_s: float,
 ) -> tuple[Part, ...]:
     """Rewrite parts without the error rows of `row_ids`, so that those can be asked again.
+
+    With `flags`, rows that bear one of them go too.
 
     Each part is replaced in one rename, so a row is never visible twice; a crash leaves every
     part either as it was or without its error rows.
@@ -327,7 +385,10 @@ def take_back_errors(
     kept: list[Part] = []
     asked = pa.concat_arrays(list(row_ids))
     for part in parts:
-        remaining = _without_errors(folder, record, part, asked) if part.num_errors else part
+        is_asked = (errors and part.num_errors) or dict(part.flag_counts).keys() & set(flags)
+        remaining: Part | None = part
+        if is_asked:
+            remaining = _without(folder, record, part, asked, errors=errors, flags=set(flags))
         if remaining is None:
             folder.remove(f"{DATA}/{part.name}")
             folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": part.name}))
@@ -340,12 +401,24 @@ def take_back_errors(
     return tuple(kept)
 
 
-def _without_errors(folder: Folder, record: RunRecord, part: Part, asked: pa.Array) -> Part | None:
-    """The part staged anew; itself when none of its error rows is asked for; None when all are."""
+def _without(
+    folder: Folder,
+    record: RunRecord,
+    part: Part,
+    asked: pa.Array,
+    *,
+    errors: bool,
+    flags: set[str],
+) -> Part | None:
+    """The part staged anew; itself when none of its rows is asked for; None when all are."""
     with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
         table = file.read()
         summary = json.loads(file.schema_arrow.metadata[_FOOTER_KEY])
-    stays = pc.or_(pc.equal(table["status"], "ok"), pc.invert(pc.is_in(table["row_id"], asked)))
+    bad = [
+        (errors and status == "error") or not flags.isdisjoint(found)
+        for status, found in _states_and_flags(table)
+    ]
+    stays = pc.invert(pc.and_(pa.array(bad, pa.bool_()), pc.is_in(table["row_id"], asked)))
     num_before, table = table.num_rows, table.filter(stays)
     if table.num_rows == num_before:
         return part
@@ -353,10 +426,16 @@ def _without_errors(folder: Folder, record: RunRecord, part: Part, asked: pa.Arr
         return None
     num_errors = pc.sum(pc.equal(table["status"], "error")).as_py()
     summary |= {"num_errors": num_errors, "run_id": record.run_id}
+    summary["num_turns"] = pc.sum(pc.list_value_length(table["turns"])).as_py()
+    summary["flag_counts"] = _flag_counts(_states_and_flags(table))
     summary |= {name: _turn_sum(table, name) for name in ("prompt_tokens", "completion_tokens")}
     data = _part_bytes(table, summary)
     folder.write_whole(f"{STAGING}/{part.name}", data)
     return _part_from(table, summary, len(data))
+
+
+def _states_and_flags(table: pa.Table) -> Iterator[tuple[str, list[str]]]:
+    yield from zip(table["status"].to_pylist(), table["flags"].to_pylist(), strict=True)
 
 
 def _turn_sum(table: pa.Table, name: str) -> int:
@@ -396,6 +475,8 @@ class DoneRows:
         `ids` are the input's row ids and content hashes in order. Returns how many rows were
         marked, and the first row id whose published content is another than the input's.
         """
+        if not len(self.row_ids):
+            return 0, None
         batches = list(ids)
         row_ids = pa.chunked_array([ids for ids, _ in batches], pa.string())
         hashes = pa.chunked_array([hashes for _, hashes in batches], pa.string())
@@ -438,6 +519,7 @@ def _part_bytes(table: pa.Table, summary: dict[str, object]) -> bytes:
 
 def _part_from(table: pa.Table, summary: dict[str, object], size_bytes: int) -> Part:
     counted = {key: value for key, value in summary.items() if key != "run_id"}
+    counted["flag_counts"] = tuple(map(tuple, counted.get("flag_counts", ())))  # type: ignore[call-overload]
     return Part(
         size_bytes=size_bytes,
         row_ids=tuple(table["row_id"].to_pylist()),

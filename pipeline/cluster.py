@@ -19,9 +19,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline import checkpoint, driver_lock
+from pipeline.canary import excesses, hold_all_but_canary, tally_of, turned_bad
 from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
+from pipeline.languages import language_detector
 from pipeline.live_log import LogKeeper
 from pipeline.metered_engine import MeteredEngine
 from pipeline.placement import (
@@ -29,8 +31,10 @@ from pipeline.placement import (
     Node,
     Place,
     alive_nodes,
+    draining_nodes,
     free_resources,
     hold,
+    node_changes,
     num_places,
     on_this_node,
     this_place,
@@ -42,9 +46,9 @@ from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.live import LiveSpan
-from schemas.manifest import FailedRow, Part
-from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
-from schemas.session import SessionPlan
+from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
+from schemas.progress import CanaryState, LeaseReply, Orders, Progress, WorkerReport
+from schemas.session import SessionPlan, Tally
 from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
@@ -63,8 +67,15 @@ class Coordinator:
         work = plan.config.work
         self._plan = plan
         self._folder = Folder(plan.root)
+        states, canary = bytearray(row_states), plan.canary
+        self._canary: CanaryState = "none" if canary is None else "running"
+        self._canary_tally = canary.tally if canary is not None else Tally()
+        self._canary_rows = self._canary_tally.num_rows
+        if canary is not None:
+            seed = plan.config.sampling.seed
+            self._canary_rows += hold_all_but_canary(states, canary.rows_left, seed)
         self._ledger = Ledger(
-            row_states=bytearray(row_states),
+            row_states=states,
             shard_rows=work.shard_rows,
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
@@ -72,6 +83,7 @@ class Coordinator:
         self._reports: dict[str, WorkerReport] = {}
         self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
+        self._listed_engines: set[tuple[str, int]] = set()
         self._taken_for_dead: set[str] = set()
         self._ready: set[str] = set()
         self._has_begun = False
@@ -86,7 +98,7 @@ class Coordinator:
     # -- for workers
 
     def lease(self, worker_id: str) -> LeaseReply:
-        if worker_id in self._taken_for_dead:
+        if worker_id in self._taken_for_dead or self._canary == "failed":
             # It has yet to hear that its leases are lost; a new one would be dropped with them.
             return LeaseReply(lease=None, is_over=False)
         self._ready.add(worker_id)
@@ -95,7 +107,8 @@ class Coordinator:
         lease = self._ledger.lease(worker_id, now_s=monotonic())
         if lease is None and not self._ledger.is_over:
             self._ask_back(worker_id)
-        return LeaseReply(lease=lease, is_over=self._ledger.is_over)
+        is_canary = self._canary == "running"
+        return LeaseReply(lease=lease, is_over=self._ledger.is_over, is_canary=is_canary)
 
     def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         """The rows that are stale: then nothing is published, and the rest is to come again."""
@@ -108,11 +121,15 @@ class Coordinator:
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
+        if self._canary == "running":
+            self._canary_tally = tally_of([part], self._canary_tally)
+        self._judge_canary()
         return set()
 
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
         if self._ledger.set_aside(key, row):
             checkpoint.list_failed(self._folder, failed)
+            self._judge_canary()
 
     def give_back(self, key: LeaseKey, first_row: int) -> None:
         self._ledger.give_back(key, first_row)
@@ -124,11 +141,15 @@ class Coordinator:
     def note_span(self, worker_id: str, span: LiveSpan) -> None:
         self._readings.log.add(worker_id, span, now_s=time())
 
+    def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        self._ledger.engine_died(rows)
+
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
 
     def heartbeat(self, report: WorkerReport) -> Orders:
         self._ledger.renew(report.worker_id, now_s=monotonic())
+        self._note_engine(report)
         self._reports[report.worker_id] = report
         has_spare_rows = report.state == "running" and report.not_started > 0
         (self._with_spare_rows.add if has_spare_rows else self._with_spare_rows.discard)(
@@ -137,6 +158,13 @@ class Coordinator:
         if report.worker_id in self._taken_for_dead:
             self._taken_for_dead.discard(report.worker_id)
             return Orders(leases_are_lost=True)
+        quality, accepted = self._plan.config.quality, self._plan.accepted_shares
+        if cause := turned_bad(report.worker_id, self._reports, quality, accepted):
+            self.log(
+                f"event=engine_drained worker={report.worker_id} engine={report.engine} "
+                f"cause={cause!r}"
+            )
+            return Orders(drain_cause=cause)
         return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
 
     def log(self, line: str) -> None:
@@ -189,6 +217,47 @@ class Coordinator:
             return 0
         return max(0, self._plan.config.cluster.min_engines - len(self._ready))
 
+    def _judge_canary(self) -> None:
+        """End the canary as soon as its verdict is certain; once it has passed, open the rest."""
+        if self._canary != "running":
+            return
+        is_complete = not self._ledger.has_open_rows
+        num_rows = self._canary_tally.num_rows if is_complete else self._canary_rows
+        found = excesses(self._canary_tally, self._plan.config, num_rows=num_rows)
+        if not found and not is_complete:
+            return
+        self._canary = "failed" if found else "passed"
+        assert self._plan.canary is not None
+        event = CanaryEvent(
+            session_id=self._plan.session_id,
+            verdict=self._canary,
+            settings=self._plan.canary.settings,
+            shares={excess.name: excess.found for excess in found},
+            at_s=time(),
+        )
+        checkpoint.list_canary(self._folder, event)
+        self.log(f"event=canary_{self._canary} rows={self._canary_tally.num_rows}")
+        if not found:
+            self._ledger.open_held()
+
+    def _note_engine(self, report: WorkerReport) -> None:
+        """List an engine that came up, with what runs: once for each start."""
+        start = (report.worker_id, report.restarts)
+        if report.state not in ("idle", "running") or start in self._listed_engines:
+            return
+        self._listed_engines.add(start)
+        checkpoint.list_engine(
+            self._folder,
+            EngineRun(
+                worker_id=report.worker_id,
+                engine=report.engine,
+                release=report.engine_release,
+                plan=report.plan,
+                max_running_requests=report.max_running_requests,
+                ready_at_s=time(),
+            ),
+        )
+
     def _ask_back(self, hungry: str) -> None:
         """An idle worker takes over half of the rows that the fullest one has not started.
 
@@ -206,6 +275,7 @@ class Coordinator:
         """List rows whose shard lost its worker too often."""
         if not rows:
             return
+        self._judge_canary()
         frozen = frozen_prompts(self._folder, self._plan.frozen_name)
         assert frozen is not None
         for row in rows:
@@ -235,6 +305,7 @@ class Coordinator:
             workers=tuple(self._reports.values()),
             engines_awaited=self._engines_awaited,
             days_left=self._days_left,
+            canary=self._canary,
         )
 
     def _write_live(self, progress: Progress) -> None:
@@ -267,6 +338,9 @@ class RemoteBook:
     async def release(self, worker_id: str) -> None:
         await self.coordinator.release.remote(worker_id)
 
+    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        await self.coordinator.engine_died.remote(rows)
+
     async def engine_lost(self, worker_id: str, cause: str) -> None:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
@@ -295,6 +369,7 @@ class WorkerActor:
                 config=plan.config,
                 worker_number=worker_number,
                 log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
+                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
             )
         )
         self._worker = Worker(
@@ -308,6 +383,9 @@ class WorkerActor:
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
             log=lambda line: book.log.remote(line),
+            language_of=(
+                language_detector() if plan.config.quality.wrong_language.enabled else None
+            ),
         )
 
     async def run(self) -> None:
@@ -327,6 +405,8 @@ class _Hired:
     hold: Hold
     actor: Any
     running: Any
+    is_leaving: bool = False
+    """Told to end, because its node will."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -338,6 +418,7 @@ class Cluster:
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Why engines were given up, one line each."""
+    _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
     """The nodes on which each worker has died."""
     _node_ids: dict[str, str | None] = field(default_factory=dict)
@@ -375,7 +456,8 @@ class Cluster:
             progress, lines = ray.get(self.coordinator.poll.remote(days_left))
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
-        return progress, [*lines, *events, *self._look_at_nodes(), *self._waiting(progress)]
+        events += [*self._look_at_nodes(), *self._clear_draining_nodes()]
+        return progress, [*lines, *events, *self._waiting(progress)]
 
     @property
     def is_deserted(self) -> bool:
@@ -399,7 +481,8 @@ class Cluster:
             return None
 
     def _hire(self, number: int, place: Hold) -> None:
-        again = len(self._crashes.get(number, ()))
+        # A name of its own for each: parts and leases bear it.
+        again = self._hires[number] = self._hires.get(number, -1) + 1
         worker_id = f"w{number}" if not again else f"w{number}r{again}"
         actor: Any = (
             ray.remote(WorkerActor)
@@ -414,15 +497,22 @@ class Cluster:
             return []
         self._looked_at_nodes_s = monotonic()
         before, self._nodes = self._nodes, alive_nodes()
-        lost = [f"event=node_lost node={before[n].name!r}" for n in before.keys() - self._nodes]
-        joined = [
-            f"event=node_joined node={node.name!r} gpus={node.num_gpus:g}"
-            for node_id, node in self._nodes.items()
-            if node_id not in before
-        ]
         if self.plan.config.engine.num_workers is None:
             self.hire_all()
-        return [*lost, *joined]
+        return node_changes(before, self._nodes)
+
+    def _clear_draining_nodes(self) -> list[str]:
+        """Have workers flush and end while their node is about to be taken away."""
+        draining = draining_nodes()
+        leaving = [
+            hired
+            for hired in self.hired.values()
+            if self._node_ids.get(hired.worker_id) in draining and not hired.is_leaving
+        ]
+        for hired in leaving:
+            hired.is_leaving = True
+            hired.actor.stop.remote()
+        return [f"event=node_leaving worker={hired.worker_id}" for hired in leaving]
 
     def _look_after_workers(self) -> list[str]:
         by_ref = {hired.running: hired for hired in self.hired.values()}
@@ -443,10 +533,14 @@ class Cluster:
             cause = self._replaced(hired)
         if hired.number not in self.hired:
             hired.hold.let_go()
-            self._num_let_go += 1
+            if hired.is_leaving and cause is None:
+                self._hire(hired.number, hold(self.plan.config.engine))
+            else:
+                self._num_let_go += 1
         with _told_in_one_line():
             ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
-        return f"event=worker_ended worker={hired.worker_id} cause={cause or 'no work left'!r}"
+        told = cause or ("its node leaves" if hired.is_leaving else "no work left")
+        return f"event=worker_ended worker={hired.worker_id} cause={told!r}"
 
     def _replaced(self, hired: _Hired) -> str:
         """Hire again for a worker whose process or node died, and tell which of them it was."""

@@ -43,6 +43,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     columns, record = stream.columns, checkpoint.read_run(folder)
     done = DoneRows.of(())
     if record is not None:
+        checkpoint.check_row_format(folder, record)
         identity = run_identity(config, columns.column, columns.shape, columns.system_column)
         checkpoint.check_identity(record, identity, accept_drift=False)
         done = DoneRows.of(tuple(checkpoint.read_manifest(folder).parts.values()))

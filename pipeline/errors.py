@@ -25,6 +25,10 @@ class EngineError(PipelineError):
     """The engine is gone or never came up. The worker restarts it and keeps its lease."""
 
 
+class EngineGivenUpError(EngineError):
+    """No start of this engine will mend it. The worker ends, and the cause is told."""
+
+
 class LeaseLostError(PipelineError):
     """The coordinator gave the work to another. The worker drops what it was doing."""
 

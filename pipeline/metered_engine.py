@@ -43,6 +43,10 @@ class MeteredEngine:
     def context_length(self) -> int | None:
         return self.served.context_length
 
+    @property
+    def plan(self) -> str | None:
+        return self.served.plan
+
     async def start(self) -> None:
         self._stop_looking()
         self.meter.stopped()
@@ -60,6 +64,9 @@ class MeteredEngine:
 
     async def is_alive(self) -> bool:
         return await self.served.is_alive()
+
+    async def trouble(self, in_flight: int) -> str | None:
+        return await self.served.trouble(in_flight)
 
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         return self.served.prompt_tokens_at_least(messages)

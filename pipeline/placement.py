@@ -5,7 +5,7 @@ that a worker that starts again finds them free. This module knows nothing of ro
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,22 @@ def alive_nodes() -> dict[str, Node]:
         for node in nodes
         if node["Alive"]
     }
+
+
+def node_changes(before: Mapping[str, Node], after: Mapping[str, Node]) -> list[str]:
+    """A line for each node that went and each that came."""
+    lost = [f"event=node_lost node={before[n].name!r}" for n in before if n not in after]
+    joined = [node for node_id, node in after.items() if node_id not in before]
+    return lost + [f"event=node_joined node={n.name!r} gpus={n.num_gpus:g}" for n in joined]
+
+
+def draining_nodes() -> set[str]:
+    """Nodes that will be taken away: asked to end by SIGTERM, or by their autoscaler.
+
+    Ray has no public call for it; its own trainer asks in this way (2.60, ray/train/v2/_internal).
+    """
+    ask = getattr(ray._private.state.state, "get_draining_nodes", dict)  # noqa: SLF001
+    return set(ask())
 
 
 def node_name(hostname: str, node_id: str) -> str:

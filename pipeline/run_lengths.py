@@ -16,13 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.engines.tokens import model_token_counter
 from pipeline.errors import ConfigError, PlanError
 from pipeline.intake import FrozenPrompts
-from pipeline.planner.lengths import (
-    LengthModel,
-    lengths_from_sample,
-    output_lengths,
-    prior_lengths,
-    prior_mean_and_cv,
-)
+from pipeline.planner.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.prompts import read_prompts
 from pipeline.rows import history
 from schemas.config import RunFile
@@ -119,14 +113,12 @@ def expected_lengths(
         column = lengths.output_tokens_column
         source = f"column {column} of {config.prompts.path}"
         return lengths_from_sample(_column_lengths(config, column), limit, source)
-    if lengths.output_tokens_mean is None and lengths.output_tokens_cv is None:
-        return prior_lengths(thinking=config.thinking, limit_tokens=limit)
-    mean, cv = prior_mean_and_cv(thinking=config.thinking)
-    return output_lengths(
-        lengths.output_tokens_mean or mean,
-        cv if lengths.output_tokens_cv is None else lengths.output_tokens_cv,
-        limit,
-        "lengths section of the run file",
+    return configured_lengths(
+        lengths.output_tokens_mean,
+        lengths.output_tokens_cv,
+        thinking=config.thinking,
+        limit_tokens=limit,
+        source="lengths section of the run file",
     )
 
 

@@ -6,21 +6,23 @@ from the data set because it is missing from the input: rows that were published
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline import checkpoint
+from pipeline.canary import Excess, excesses, settings_fingerprint, tally_of
 from pipeline.checkpoint import DoneRows
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.intake import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
 from pipeline.prompts import input_fingerprint, read_prompts
 from pipeline.shards import DONE
 from pipeline.storage import Folder
+from schemas.completion import COMPLETION_SCHEMA
 from schemas.config import RunFile
-from schemas.manifest import Part, RunIdentity, RunRecord, Session
+from schemas.manifest import CanaryEvent, CanaryVerdict, Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
-from schemas.session import SessionPlan
+from schemas.session import CanaryPlan, SessionPlan, Tally
 
 _PROGRESS_ROWS = 100_000
 
@@ -32,6 +34,8 @@ class Prepared:
     plan: SessionPlan
     session: Session
     row_states: bytearray
+    excesses: tuple[Excess, ...] = ()
+    """Limits that the canary's rows of earlier sessions are over: nothing is to be started."""
 
 
 def prepare(
@@ -41,6 +45,8 @@ def prepare(
     token: str,
     accept_drift: bool,
     retry_errors: bool,
+    retry_flags: Collection[str] = (),
+    accept_canary: bool = False,
     now_s: float,
     log: Callable[[str], None],
 ) -> Prepared:
@@ -49,6 +55,9 @@ def prepare(
     Raises ConfigError for the input and ResumeError for a folder that holds another run.
     """
     record = checkpoint.read_run(folder)
+    if record is not None:
+        checkpoint.check_row_format(folder, record)
+        checkpoint.check_columns(record)
     frozen = _frozen(config, folder, record, accept_drift, log)
     if not frozen.num_rows:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
@@ -60,9 +69,11 @@ def prepare(
     for report in recovery.reports:
         log(f"event=mended {report}")
     parts = recovery.parts
-    if retry_errors:
+    if retry_errors or retry_flags:
         row_ids = (row_ids for row_ids, _ in frozen.ids())
-        parts = checkpoint.take_back_errors(folder, record, parts, row_ids, now_s=now_s)
+        parts = checkpoint.take_back_errors(
+            folder, record, parts, row_ids, errors=retry_errors, flags=retry_flags, now_s=now_s
+        )
     states, marked, drift = _done_states(config, frozen, parts, accept_drift=accept_drift)
     if drift is not None:
         record = _with_drift(folder, record, drift, log)
@@ -75,6 +86,15 @@ def prepare(
         rows_outside_input=sum(part.num_rows for part in parts) - marked,
     )
     checkpoint.begin_session(folder, session)
+    record = _with_quality(folder, record, config)
+    due = _canary(
+        config,
+        folder,
+        session,
+        settings_fingerprint(record.identity),
+        accept=accept_canary,
+        now_s=now_s,
+    )
     remove_other_sets(folder, frozen.name)
     plan = SessionPlan(
         root=folder.root,
@@ -85,8 +105,10 @@ def prepare(
         frozen_name=frozen.name,
         carried_schema=record.carried_schema,
         rows_error=session.rows_error,
+        canary=due.plan,
+        accepted_shares=due.accepted,
     )
-    return Prepared(plan=plan, session=session, row_states=states)
+    return Prepared(plan=plan, session=session, row_states=states, excesses=due.excesses)
 
 
 def run_identity(
@@ -172,6 +194,7 @@ def _agreed_record(
             created_at_s=now_s,
             identity=identity,
             carried_schema=frozen.carried_schema,
+            columns=tuple(COMPLETION_SCHEMA.names),
         )
         checkpoint.write_run(folder, record)
         return record
@@ -224,6 +247,75 @@ def _done_states(
             f"keep the published rows and go on"
         )
     return states, marked, drift
+
+
+# -- the canary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """What of the canary this session has before it."""
+
+    plan: CanaryPlan | None = None
+    accepted: dict[str, float] = field(default_factory=dict)
+    excesses: tuple[Excess, ...] = ()
+
+
+def _canary(
+    config: RunFile,
+    folder: Folder,
+    session: Session,
+    settings: str,
+    *,
+    accept: bool,
+    now_s: float,
+) -> _Due:
+    """A canary that has passed or was accepted stays so for as long as the settings do."""
+    manifest, canary_rows = checkpoint.read_manifest(folder), config.quality.canary_rows
+    event = manifest.canary
+    if event is not None and event.settings != settings:
+        event = None
+    if event is not None and event.verdict in ("passed", "accepted"):
+        return _Due(accepted=event.shares)
+
+    def tell(verdict: CanaryVerdict, found: tuple[Excess, ...] = ()) -> None:
+        shares = {excess.name: excess.found for excess in found}
+        told = CanaryEvent(
+            session_id=session.session_id,
+            verdict=verdict,
+            settings=settings,
+            shares=shares,
+            at_s=now_s,
+        )
+        checkpoint.list_canary(folder, told)
+
+    tally = tally_of(manifest.canary_parts) if event is not None else Tally()
+    rows_open = session.rows_total - session.rows_done
+    rows_left = min(rows_open, max(0, canary_rows - tally.num_rows))
+    found = excesses(tally, config, num_rows=tally.num_rows + rows_left) if tally.num_rows else ()
+    if accept:
+        tell("accepted", found)
+        return _Due(accepted={excess.name: excess.found for excess in found})
+    if not canary_rows or not rows_open:
+        return _Due()
+    if event is None:
+        tell("begun")
+    if found:
+        return _Due(excesses=found)
+    if not rows_left:
+        tell("passed")
+        return _Due()
+    return _Due(plan=CanaryPlan(rows_left=rows_left, tally=tally, settings=settings))
+
+
+def _with_quality(folder: Folder, record: RunRecord, config: RunFile) -> RunRecord:
+    """The record with this session's policy, which the export follows."""
+    quality = config.quality.model_dump()
+    if record.quality == quality:
+        return record
+    record = dataclasses.replace(record, quality=quality)
+    checkpoint.write_run(folder, record)
+    return record
 
 
 def _with_drift(

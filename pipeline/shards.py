@@ -13,8 +13,8 @@ from typing import Literal
 
 from schemas.shard import Lease, LeaseKey, Shard
 
-PENDING, DONE, FAILED = 0, 1, 2
-"""A row's state, one byte each."""
+PENDING, DONE, FAILED, HELD = 0, 1, 2, 3
+"""A row's state, one byte each. A row that is HELD is not leased until all held ones are opened."""
 
 
 def row_shards(num_rows: int, shard_rows: int) -> list[Shard]:
@@ -65,6 +65,7 @@ class Ledger:
     _pending: deque[int] = field(default_factory=deque)
     _leased_by: dict[str, set[int]] = field(default_factory=dict)
     _last_seen_s: dict[str, float] = field(default_factory=dict)
+    _deaths: dict[int, int] = field(default_factory=dict)
     _next_shard_id: int = 0
 
     def __post_init__(self) -> None:
@@ -91,7 +92,9 @@ class Ledger:
         entry.attempt += 1
         self._leased_by.setdefault(worker_id, set()).add(shard_id)
         key = LeaseKey(shard_id=shard_id, attempt=entry.attempt)
-        return Lease(key=key, worker_id=worker_id, rows=tuple(self._open_rows(entry)))
+        rows = tuple(self._open_rows(entry))
+        deaths = tuple((row, self._deaths[row]) for row in rows if row in self._deaths)
+        return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths)
 
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s
@@ -170,6 +173,12 @@ class Ledger:
             given_up += rows
         return given_up
 
+    def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> None:
+        """Rows that were in flight when their engine died; one of them may have killed it."""
+        for key, row in rows:
+            if self._holds(key, row):
+                self._deaths[row] = self._deaths.get(row, 0) + 1
+
     def worker_left(self, worker_id: str) -> None:
         """The worker ended by itself: what it still held returns to pending, as no loss."""
         self._last_seen_s.pop(worker_id, None)
@@ -191,6 +200,24 @@ class Ledger:
     @property
     def is_over(self) -> bool:
         return self.rows_done + self.rows_failed == len(self.row_states)
+
+    @property
+    def has_open_rows(self) -> bool:
+        """Whether any row may still be leased, or is."""
+        return any(entry.num_open for entry in self._entries.values())
+
+    def open_held(self) -> None:
+        """Every held row becomes pending. No row may be open, so that no lease is current."""
+        if self.has_open_rows:
+            raise ValueError("rows are still open")
+        for shard_id, entry in self._entries.items():
+            held = self.row_states.count(HELD, entry.start, entry.stop)
+            if not held:
+                continue
+            rows = self.row_states[entry.start : entry.stop]
+            self.row_states[entry.start : entry.stop] = rows.replace(b"\x03", b"\x00")
+            entry.state, entry.num_open = "pending", held
+            self._pending.append(shard_id)
 
     def counts(self) -> LedgerCounts:
         return LedgerCounts(

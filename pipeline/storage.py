@@ -7,6 +7,7 @@ This module knows nothing of what the bytes mean.
 
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +40,14 @@ class Folder:
     def read(self, name: str) -> bytes:
         return self.path(name).read_bytes()
 
-    def read_lines(self, name: str) -> list[bytes]:
+    def read_lines(self, name: str) -> Iterator[bytes]:
         """Whole lines of a file; a last one without its line feed is a cut-off append."""
         if not self.exists(name):
-            return []
-        lines = self.read(name).split(b"\n")
-        return lines[:-1]
+            return
+        with self.path(name).open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
 
     def write_whole(self, name: str, data: bytes) -> None:
         """Write under another name, sync, rename: readers see the old file or the new one."""
@@ -92,7 +95,12 @@ class Folder:
 
     def end_last_line(self, name: str) -> None:
         """Close a cut-off last line, so that the next append does not run on from it."""
-        if self.exists(name) and self.size_bytes(name) and not self.read(name).endswith(b"\n"):
+        if not self.exists(name) or not self.size_bytes(name):
+            return
+        with self.path(name).open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            is_ended = file.read() == b"\n"
+        if not is_ended:
             self.append_line(name, b"\n")
 
     def move(self, source: str, target: str) -> None:

@@ -9,9 +9,8 @@ drained, and a row that waits for its next try gives its place to another, so th
 import asyncio
 import contextlib
 import heapq
-import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Protocol
@@ -19,10 +18,22 @@ from typing import Protocol
 import pyarrow as pa
 
 from pipeline.checkpoint import stage_part
-from pipeline.errors import EngineError
+from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.intake import FrozenPrompts
-from pipeline.rows import Row, history, row_completion, row_request
+from pipeline.quality import LanguageOf
+from pipeline.races import ends_before
+from pipeline.rows import (
+    Row,
+    failed_row,
+    history,
+    keep_last_try,
+    over_context,
+    row_completion,
+    row_request,
+    take_turn,
+)
 from pipeline.storage import Folder
+from pipeline.tries import Tries
 from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
@@ -36,6 +47,7 @@ _IDLE_POLL_S = 0.5
 _MOST_UNFLUSHED_ROWS = 20_000
 _RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _FIRST_START_TRIES = 2
+_WATCH_S = 5.0
 _MOST_DELAYED_PER_RUNNING = 8
 # Rows that wait for their next try; beyond that no new ones are leased.
 
@@ -51,9 +63,12 @@ class Engine(Protocol):
     def max_running_requests(self) -> int: ...
     @property
     def context_length(self) -> int | None: ...
-    async def start(self) -> None: ...
+    @property
+    def plan(self) -> str | None: ...
+    def start(self) -> Coroutine[None, None, None]: ...
     async def generate(self, request: Request) -> Outcome: ...
     async def is_alive(self) -> bool: ...
+    async def trouble(self, in_flight: int) -> str | None: ...
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int: ...
     async def stop(self) -> None: ...
 
@@ -68,6 +83,7 @@ class LeaseBook(Protocol):
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None: ...
     async def give_back(self, key: LeaseKey, first_row: int) -> None: ...
     async def release(self, worker_id: str) -> None: ...
+    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None: ...
     async def engine_lost(self, worker_id: str, cause: str) -> None: ...
     async def heartbeat(self, report: WorkerReport) -> Orders: ...
 
@@ -86,21 +102,26 @@ class Worker:
     frozen: FrozenPrompts
     carried_schema: pa.Schema
     log: Callable[[str], None]
+    language_of: LanguageOf | None = None
     _queue: deque[Row] = field(default_factory=deque)
+    _suspects: deque[Row] = field(default_factory=deque)
+    """Rows in flight at too many deaths: each is tried alone, after the others."""
+    _tries: Tries = field(init=False)
     _delayed: list[tuple[float, int, Row]] = field(default_factory=list)
     _running: dict[asyncio.Task[None], Row] = field(default_factory=dict)
     _finished: list[tuple[Row, Completion]] = field(default_factory=list)
     _something: asyncio.Event = field(default_factory=asyncio.Event)
     _leasing: asyncio.Task[None] | None = None
-    _beating: asyncio.Task[None] | None = None
+    _watching: asyncio.Task[None] | None = None
     _flushing: asyncio.Task[None] | None = None
     _state: WorkerState = "starting"
     _draining: bool = False
     _drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
     _lost_cause: str | None = None
+    _hit: list[Row] = field(default_factory=list)
+    """Rows whose connection broke when the engine was lost."""
     _fault: BaseException | None = None
-    _consecutive_failures: int = 0
     _starts_without_a_row: int = 0
     _restarts: int = 0
     _requests: int = 0
@@ -111,7 +132,13 @@ class Worker:
     _hold_until_s: float = 0.0
     _last_flush_s: float = 0.0
     _sequence: int = 0
-    _jitter: random.Random = field(default_factory=random.Random)
+    _in_canary: bool = False
+    _window: deque[tuple[str, ...]] = field(default_factory=deque)
+    _drain_cause: str | None = None
+
+    def __post_init__(self) -> None:
+        most = self.config.engine.max_consecutive_failures
+        self._tries = Tries(retry=self.config.retry, max_consecutive_failures=most)
 
     # -- the life of a worker
 
@@ -123,9 +150,9 @@ class Worker:
             self._last_flush_s = monotonic()
             while not self._is_over and not self._draining:
                 await self._step(beats)
-        except EngineError:
+        except EngineError as error:
             self._state = "lost"
-            await self._give_all_back("the engine could not be started again")
+            await self._give_all_back(str(error))
             raise
         finally:
             await self._wind_up(beats)
@@ -145,16 +172,18 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._something.wait(), _TICK_S)
         self._raise_background_errors(beats)
+        if self._drain_cause is not None:
+            self._leave_as_bad(self._drain_cause)
         if self._lost_cause is not None:
             await self._recover_engine(self._lost_cause)
-        self._state = "running" if self._running or self._queue else "idle"
+        self._state = "running" if self._running or self._queue or self._suspects else "idle"
 
     async def _wind_up(self, beats: "asyncio.Task[None]") -> None:
         await self._cancel_running()
-        for task in (self._leasing, beats):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*filter(None, (self._leasing, beats)), return_exceptions=True)
+        background = [task for task in (self._leasing, self._watching, beats) if task is not None]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         stopping = asyncio.create_task(self.engine.stop())
         try:
             if self._flushing is not None:
@@ -168,24 +197,36 @@ class Worker:
     def _raise_background_errors(self, beats: "asyncio.Task[None]") -> None:
         if self._fault is not None:
             raise self._fault
-        for task in (self._leasing, self._flushing, beats):
+        for task in (self._leasing, self._flushing, self._watching, beats):
             if task is not None and task.done() and not task.cancelled() and task.exception():
                 task.result()
 
     # -- rows into the engine
 
-    @property
-    def _most_running(self) -> int:
-        return self.engine.max_running_requests
-
     def _fill(self) -> None:
         if monotonic() < self._hold_until_s:
             return
-        while self._queue and len(self._running) < self._most_running:
-            row = self._queue.popleft()
-            task = asyncio.create_task(self._advance(row))
-            self._running[task] = row
-            task.add_done_callback(self._ended)
+        while (
+            self._queue
+            and len(self._running) < self.engine.max_running_requests
+            and not self._is_alone
+        ):
+            self._send(self._queue.popleft())
+        if self._suspects and not (self._queue or self._running or self._delayed):
+            self._send(self._suspects.popleft())
+
+    def _send(self, row: Row) -> None:
+        task = asyncio.create_task(self._advance(row))
+        self._running[task] = row
+        task.add_done_callback(self._ended)
+
+    @property
+    def _is_alone(self) -> bool:
+        """A suspect is in flight, and nothing may join it: a death is to be its own."""
+        return len(self._running) == 1 and self._is_suspect(next(iter(self._running.values())))
+
+    def _is_suspect(self, row: Row) -> bool:
+        return row.deaths >= self.config.engine.max_deaths_in_flight
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.pop(task, None)
@@ -203,12 +244,19 @@ class Worker:
             outcome = await self.engine.generate(row_request(row, self.config))
             match outcome:
                 case Turn():
-                    self._consecutive_failures = 0
+                    self._tries.answered()
                     self._completion_tokens += outcome.completion_tokens or 0
-                    row.turns.append(outcome)
-                    row.tries_of_turn = 0
+                    take_turn(
+                        row,
+                        outcome,
+                        self.config,
+                        context_length=self.engine.context_length,
+                        language_of=self.language_of,
+                    )
                 case Refusal():
-                    self._consecutive_failures = 0
+                    self._tries.answered()
+                    if keep_last_try(row):
+                        continue
                     self._finish(row, Problem(kind=outcome.kind, text=outcome.text))
                     return
                 case Interruption():
@@ -219,52 +267,38 @@ class Worker:
 
     async def _interrupted(self, row: Row, outcome: Interruption) -> None:
         self._interruptions += 1
-        self._consecutive_failures += 1
         self._last_cause = outcome.cause
+        sick = self._tries.failed(outcome)
         if outcome.connection_failed and not await self.engine.is_alive():
             self._lost_cause = self._lost_cause or outcome.cause
-            self._queue.appendleft(row)
+            self._hit.append(row)
             return
-        if self._consecutive_failures >= self.config.engine.max_consecutive_failures:
-            self._lost_cause = (
-                f"{self._consecutive_failures} tries failed in a row, the last with: "
-                f"{outcome.cause}"
-            )
+        self._lost_cause = self._lost_cause or sick
         self._hold_if_refused(outcome)
         row.interruptions += 1
         if row.tries_of_turn >= self.config.retry.max_attempts:
             await self._set_aside(row, outcome.cause)
             return
-        wait_s = self._backoff_s(row.tries_of_turn, outcome.retry_after_s)
+        wait_s = self._tries.backoff_s(row.tries_of_turn, outcome.retry_after_s)
         self._sequence += 1
         heapq.heappush(self._delayed, (monotonic() + wait_s, self._sequence, row))
 
     def _hold_if_refused(self, outcome: Interruption) -> None:
         """An engine that refuses all comers and says for how long is left alone for so long."""
-        if outcome.retry_after_s and self._consecutive_failures >= self._most_running:
+        if (
+            outcome.retry_after_s
+            and self._tries.consecutive_failures >= self.engine.max_running_requests
+        ):
             wait_s = min(outcome.retry_after_s, self.config.retry.retry_after_max_s)
             self._hold_until_s = monotonic() + wait_s
 
-    def _backoff_s(self, tries: int, retry_after_s: float | None) -> float:
-        """Exponential, with half of it left to chance so that rows do not return together."""
-        retry = self.config.retry
-        backoff_s = min(retry.backoff_max_s, retry.backoff_initial_s * 2.0 ** (tries - 1))
-        asked_s = min(retry_after_s or 0.0, retry.retry_after_max_s)
-        return max(asked_s, backoff_s) * self._jitter.uniform(1.0 if asked_s else 0.5, 1.1)
-
     def _wake_delayed(self) -> None:
         while self._delayed and self._delayed[0][0] <= monotonic():
-            self._queue.appendleft(heapq.heappop(self._delayed)[2])
+            row = heapq.heappop(self._delayed)[2]
+            (self._suspects if self._is_suspect(row) else self._queue).appendleft(row)
 
     async def _set_aside(self, row: Row, cause: str) -> None:
-        failed = FailedRow(
-            row_id=row.prompt.row_id,
-            sample_index=row.sample_index,
-            cause=cause,
-            attempts=row.tries_of_turn,
-            failed_at_s=time(),
-        )
-        await self.book.set_aside(row.key, row.number, failed)
+        await self.book.set_aside(row.key, row.number, failed_row(row, cause, now_s=time()))
 
     def _finish(self, row: Row, problem: Problem | None) -> None:
         completion = row_completion(
@@ -273,23 +307,35 @@ class Worker:
             config=self.config,
             engine=self.engine.name,
             engine_release=self.engine.release,
+            plan=self.engine.plan,
             worker_id=self.worker_id,
             now_s=time(),
         )
         self._finished.append((row, completion))
+        if problem is None and not self._in_canary and self.config.quality.window_rows:
+            self._window.append(completion.flags)
+            if len(self._window) > self.config.quality.window_rows:
+                self._window.popleft()
+
+    def _leave_as_bad(self, cause: str) -> None:
+        """Raises EngineError. Flagged rows that are not published are others' to do again."""
+        self._finished = [pair for pair in self._finished if not pair[1].flags]
+        raise EngineError(f"worker {self.worker_id} was drained: {cause}")
 
     # -- leases
 
     def _lease_if_short(self) -> None:
-        short = len(self._queue) < self._most_running
-        many_wait = len(self._delayed) > _MOST_DELAYED_PER_RUNNING * self._most_running
+        short = len(self._queue) < self.engine.max_running_requests
+        many_wait = (
+            len(self._delayed) > _MOST_DELAYED_PER_RUNNING * self.engine.max_running_requests
+        )
         if not short or many_wait or monotonic() < max(self._next_lease_s, self._hold_until_s):
             return
         if self._leasing is None or self._leasing.done():
             self._leasing = asyncio.create_task(self._lease())
 
     async def _lease(self) -> None:
-        while len(self._queue) < self._most_running and not self._draining:
+        while len(self._queue) < self.engine.max_running_requests and not self._draining:
             reply = await self.book.lease(self.worker_id)
             if reply.lease is None:
                 self._is_over = reply.is_over
@@ -298,10 +344,11 @@ class Worker:
                     # Whatever the ledger still counts as this worker's is nobody's.
                     await self.book.release(self.worker_id)
                 break
+            self._in_canary = reply.is_canary
             rows = await asyncio.to_thread(self._rows_of, reply.lease)
             for row, problem in rows:
                 if problem is None:
-                    self._queue.append(row)
+                    (self._suspects if self._is_suspect(row) else self._queue).append(row)
                 else:
                     self._finish(row, problem)
             self._something.set()
@@ -310,29 +357,31 @@ class Worker:
     @property
     def _holds_nothing(self) -> bool:
         is_flushing = self._flushing is not None and not self._flushing.done()
-        return not (is_flushing or self._queue or self._running or self._delayed or self._finished)
+        rows = (self._queue, self._suspects, self._running, self._delayed, self._finished)
+        return not (is_flushing or any(rows))
 
     def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
         """The lease's rows with their prompts; bad ones with what is wrong with them."""
         rows: list[tuple[Row, Problem | None]] = []
+        deaths = dict(lease.deaths)
         for number in lease.rows:
             prompt_number, sample_index = divmod(number, self.config.samples_per_prompt)
             prompt = self.frozen.prompt(prompt_number)
-            row = Row(key=lease.key, number=number, prompt=prompt, sample_index=sample_index)
+            row = Row(
+                key=lease.key,
+                number=number,
+                prompt=prompt,
+                sample_index=sample_index,
+                deaths=deaths.get(number, 0),
+            )
             rows.append((row, prompt.problem or self._over_context(prompt)))
         return rows
 
     def _over_context(self, prompt: Prompt) -> Problem | None:
-        context = self.engine.context_length
-        if context is None:
+        if self.engine.context_length is None:
             return None
         tokens = self.engine.prompt_tokens_at_least(history(prompt.messages, []))
-        if tokens < context:
-            return None
-        return Problem(
-            kind="over_context",
-            text=f"the prompt has at least {tokens} tokens; the engine's context is {context}",
-        )
+        return over_context(tokens, self.engine.context_length)
 
     async def _give_back_rows(self, num_rows: int) -> None:
         """Return up to `num_rows` rows from the end of the queue that no engine was asked for.
@@ -352,10 +401,27 @@ class Worker:
 
     # -- heartbeats
 
+    async def _watch_forever(self) -> None:
+        """Look whether an engine that seems to run also works, until it does not."""
+        while self._lost_cause is None:
+            await asyncio.sleep(_WATCH_S)
+            trouble = await self.engine.trouble(len(self._running))
+            if trouble is not None:
+                self._lost_cause = self._last_cause = trouble
+                self._something.set()
+
+    async def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
     async def _beat_forever(self) -> None:
         while True:
             orders = await self.book.heartbeat(self.report())
-            if orders.leases_are_lost:
+            if orders.drain_cause is not None:
+                self._drain_cause = orders.drain_cause
+                self._something.set()
+            elif orders.leases_are_lost:
                 self.log(f"event=leases_lost worker={self.worker_id}")
                 await self._start_afresh()
             elif orders.give_back_rows:
@@ -377,6 +443,10 @@ class Worker:
             restarts=self._restarts,
             completion_tokens=self._completion_tokens,
             last_cause=self._last_cause,
+            window_rows=len(self._window),
+            window_flags=dict(Counter(flag for flags in self._window for flag in flags)),
+            plan=self.engine.plan,
+            max_running_requests=self.engine.max_running_requests,
         )
 
     # -- finished rows out
@@ -385,7 +455,7 @@ class Worker:
         if not self._finished or (self._flushing is not None and not self._flushing.done()):
             return
         waited_s = monotonic() - self._last_flush_s
-        has_nothing_else = not (self._running or self._queue or self._delayed)
+        has_nothing_else = not (self._running or self._queue or self._delayed or self._suspects)
         if (
             waited_s >= self.config.output.flush_interval_s
             or len(self._finished) >= _MOST_UNFLUSHED_ROWS
@@ -422,10 +492,29 @@ class Worker:
         """Publish what is finished, give the rest back to be done elsewhere, start again."""
         self.log(f"event=engine_lost worker={self.worker_id} cause={cause!r}")
         self._state = "restarting"
+        await self._stop_watching()
+        await self._blame(cause)
         await self._give_all_back(cause)
-        self._lost_cause, self._consecutive_failures = None, 0
+        self._lost_cause = None
+        self._tries.start_anew()
         self._restarts += 1
         await self._start_engine(first=False)
+
+    async def _blame(self, cause: str) -> None:
+        """Count the death on the rows that were in flight; one that was alone ends for it."""
+        if self.config.engine.kind == "endpoint":
+            return  # what stands behind an address may be gone for any reason
+        hit = {(row.key, row.number): row for row in (*self._running.values(), *self._hit)}
+        rows = list(hit.values())
+        self._hit.clear()
+        await self._cancel_running()
+        if len(rows) == 1 and self._is_suspect(rows[0]):
+            died = f"the engine died {rows[0].deaths + 1} times with this row in flight"
+            self._finish(
+                rows[0], Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
+            )
+            return
+        await self.book.engine_died(list(hit))
 
     async def _give_all_back(self, cause: str) -> None:
         await self._cancel_running()
@@ -449,6 +538,8 @@ class Worker:
         for task in list(self._running):
             task.cancel()
         self._queue.clear()
+        self._suspects.clear()
+        self._hit.clear()
         self._delayed.clear()
         self._finished.clear()
 
@@ -466,14 +557,19 @@ class Worker:
             await self._pause(backoff)
             tries += 1
             try:
-                await self.engine.start()
+                # A start may take an hour: a worker that is told to drain does not wait for it.
+                if not await ends_before(self.engine.start(), self._drain_asked):
+                    return
             except EngineError as error:
                 self._last_cause = str(error)
                 self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
-                if self._is_given_up(first=first, tries=tries, lost_s=monotonic() - since_s):
+                if isinstance(error, EngineGivenUpError) or self._is_given_up(
+                    first=first, tries=tries, lost_s=monotonic() - since_s
+                ):
                     raise
                 continue
             self._count_start()
+            self._watching = asyncio.create_task(self._watch_forever())
             self._state = "idle"
             return
 

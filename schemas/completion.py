@@ -13,6 +13,22 @@ from schemas.prompt import Message, SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
+QualityFlag = Literal[
+    "empty_answer",
+    "empty_reasoning",
+    "cut_in_thinking",
+    "cut_in_answer",
+    "looping",
+    "leftover_tags",
+    "thinking_leaked_into_answer",
+    "refusal",
+    "wrong_language",
+    "copied_prompt",
+    "too_short",
+    "not_utf8_clean",
+]
+"""What can be wrong with a generated turn; a section of `quality` in the run file is each one's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -69,9 +85,15 @@ class Completion:
     thinking: bool
     engine: str
     engine_release: str | None
+    plan: str | None
+    """The engine's launch flags that were planned or given; None where it has none."""
     sampling: SamplingParams
     attempt: int
     """Tries that the row took, 1 when the first one went through; 0 when no engine was asked."""
+    flags: tuple[QualityFlag, ...]
+    """Of all its turns, each once."""
+    quality_retries: int
+    """Turns that were thrown away for their flags and generated again."""
     worker_id: str
     content_hash: str
     started_at_s: float
@@ -139,8 +161,11 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("thinking", pa.bool_(), nullable=False),
         pa.field("engine", pa.string(), nullable=False),
         pa.field("engine_release", pa.string()),
+        pa.field("plan", pa.string()),
         pa.field("sampling", _SAMPLING, nullable=False),
         pa.field("attempt", pa.int32(), nullable=False),
+        pa.field("flags", pa.list_(pa.string()), nullable=False),
+        pa.field("quality_retries", pa.int32(), nullable=False),
         pa.field("worker_id", pa.string(), nullable=False),
         pa.field("content_hash", pa.string(), nullable=False),
         pa.field("started_at", _TIME, nullable=False),

@@ -17,7 +17,9 @@ from pydantic_core import ErrorDetails
 from pipeline.errors import ConfigError
 
 EngineKind = Literal["embedded", "endpoint", "sglang"]
+EnginePlan = Literal["auto", "off"]
 PromptShape = Literal["messages", "conversations", "prompt"]
+FlagPolicy = Literal["keep", "drop", "retry"]
 
 _LONGEST_VALUE_SHOWN = 60
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
@@ -92,13 +94,20 @@ class EngineConfig(_Section):
     """Null: 60 s and `max_tokens` at `min_tokens_per_s`."""
     min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
     ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Time to the first good answer. Null: 1800 s for sglang, 120 s embedded, 20 s endpoint."""
+    """Time to the first good answer. Null: 120 s embedded, 20 s endpoint; sglang as long as it
+    shows life."""
+    start_silence_s: Annotated[float, Field(gt=0)] = 600.0
+    """sglang: a start whose log, CPU and disk counters stand still for so long is given up."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """sglang: an engine with requests and without a new token for so long is hung."""
     lost_after_s: Annotated[float, Field(gt=0)] = 60.0
     """An endpoint that does not answer for so long is given up."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Starts of one engine of ours that may follow without a finished row between."""
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
     """Failed tries in a row, without one answer, after which an engine is given up."""
+    max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
+    """A row in flight at so many deaths of its engine is tried alone; at the next it is blamed."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs a worker claims from Ray."""
     gpus: Annotated[int, Field(ge=0)] | None = None
@@ -109,10 +118,18 @@ class EngineConfig(_Section):
     """A GGUF file for the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
     python: str | None = None
     """The interpreter that SGLang is installed in."""
+    command: list[str] = []
+    """What starts SGLang's server instead, a container for example; flags are put behind it."""
     flags: list[str] = []
     """Flags of `sglang.launch_server`, as on its command line."""
+    plan: EnginePlan = "auto"
+    """auto: what `flags` leave open is planned for the card that the worker has, and a failed
+    start steps down; off: `flags` as they are, and nothing else."""
     env: dict[str, str] = {}
     """Environment variables to set for the engine's process. No secrets: they come by name."""
+    pass_env: list[str] | None = None
+    """Variables of the worker that the engine may see, `NCCL_*` for a prefix. Null: all but
+    PYTHONPATH. What a process cannot do without is always passed."""
 
     @model_validator(mode="after")
     def _kinds_have_what_they_need(self) -> Self:
@@ -120,8 +137,12 @@ class EngineConfig(_Section):
             raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
         if self.kind != "endpoint" and self.base_urls:
             raise ValueError(f"base_urls: only for kind 'endpoint'; this is kind {self.kind!r}")
-        if self.kind == "sglang" and self.python is None:
-            raise ValueError("python: found null; kind 'sglang' needs the interpreter's path")
+        if self.kind == "sglang" and self.python is None and not self.command:
+            raise ValueError(
+                "python: found null; kind 'sglang' needs the interpreter's path, or a command"
+            )
+        if self.python is not None and self.command:
+            raise ValueError("command: found one beside python; give one of them")
         for url in self.base_urls:
             _check_url(url)
         if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):
@@ -250,6 +271,110 @@ class PlannerConfig(_Section):
     allow_state_dtype: bool = False
 
 
+class FlagConfig(_Section):
+    """One flag: whether it is looked for, what becomes of its rows, and how many are too many."""
+
+    enabled: bool = True
+    policy: FlagPolicy = "drop"
+    """Keep the row; drop it from the export; or ask again first, and drop it if that fails."""
+    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.05
+    """Share of rows above which the canary stops the run and an engine is drained. Null: any."""
+
+
+class RareFlagConfig(FlagConfig):
+    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.02
+
+
+class EmptyReasoningConfig(FlagConfig):
+    policy: FlagPolicy = "keep"
+    max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
+    """Families that choose for themselves leave some questions without thinking."""
+
+
+class RefusalConfig(FlagConfig):
+    enabled: bool = False
+    policy: FlagPolicy = "keep"
+    max_share: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+
+class LoopingConfig(FlagConfig):
+    tail_characters: Annotated[int, Field(ge=50)] = 300
+    """A text that ends in one stretch repeated over so many characters loops."""
+    window_words: Annotated[int, Field(ge=50)] = 200
+    min_distinct_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Six-word sequences of a window that are unlike each other; fewer are a loop."""
+    max_repeated_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Sentences that stood there before; more are a loop."""
+
+
+class LeakedThinkingConfig(FlagConfig):
+    min_cues: Annotated[int, Field(ge=1)] = 2
+    """Different turns of phrase of thinking aloud that make an answer suspect."""
+
+
+class WrongLanguageConfig(FlagConfig):
+    enabled: bool = False
+    """Needs the optional package py3langid."""
+    min_characters: Annotated[int, Field(ge=20)] = 80
+    """Of prose; a language is not told from less."""
+    min_probability: Annotated[float, Field(gt=0, le=1)] = 0.95
+
+
+class CopiedPromptConfig(RareFlagConfig):
+    min_words: Annotated[int, Field(ge=1)] = 5
+    min_share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Of the answer's four-word sequences that are the prompt's, and the other way round."""
+
+
+class TooShortConfig(FlagConfig):
+    min_characters: Annotated[int, Field(ge=0)] = 1
+    min_characters_of_long: Annotated[int, Field(ge=0)] = 40
+    """Of an answer to a prompt that asks for an essay, a story or an explanation."""
+
+
+class QualityConfig(_Section):
+    """What is wrong with a row, what becomes of it, and when a run or an engine is stopped.
+
+    The shares are assumed: what a healthy run of a thinking model stays below.
+    """
+
+    canary_rows: Annotated[int, Field(ge=0)] = 500
+    """Rows, drawn at random, that run and are judged before all others; 0: none."""
+    window_rows: Annotated[int, Field(ge=0)] = 200
+    """Last rows of each engine that are held to the same limits; 0: none."""
+    min_length_ratio: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """Mean completion tokens over `lengths.output_tokens_mean`, where the run file gives that."""
+    max_length_ratio: Annotated[float, Field(ge=1)] = 2.5
+    max_error_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
+    """Share of error rows that is too many for the canary."""
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
+    """Tries of one turn whose flags ask for another."""
+    budget_factor: Annotated[float, Field(ge=1, le=16)] = 2.0
+    """Each further try of a turn that was cut may be so much longer."""
+    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=2)]], Field(min_length=1)] = [
+        0.8,
+        1.0,
+    ]
+    """Of the second, third, ... try of a turn that loops or was drawn greedily."""
+    empty_answer: RareFlagConfig = RareFlagConfig()
+    empty_reasoning: EmptyReasoningConfig = EmptyReasoningConfig()
+    cut_in_thinking: FlagConfig = FlagConfig()
+    cut_in_answer: FlagConfig = FlagConfig()
+    looping: LoopingConfig = LoopingConfig()
+    leftover_tags: RareFlagConfig = RareFlagConfig()
+    thinking_leaked_into_answer: LeakedThinkingConfig = LeakedThinkingConfig()
+    refusal: RefusalConfig = RefusalConfig()
+    wrong_language: WrongLanguageConfig = WrongLanguageConfig()
+    copied_prompt: CopiedPromptConfig = CopiedPromptConfig()
+    too_short: TooShortConfig = TooShortConfig()
+    not_utf8_clean: RareFlagConfig = RareFlagConfig()
+
+    def flag(self, name: str) -> FlagConfig:
+        found = getattr(self, name)
+        assert isinstance(found, FlagConfig)
+        return found
+
+
 class RunFile(_Section):
     """The whole run file. `prompts.path`, `model` and `output.folder` have no default."""
 
@@ -271,6 +396,7 @@ class RunFile(_Section):
     lengths: LengthsConfig = LengthsConfig()
     planner: PlannerConfig = PlannerConfig()
     estimate: EstimateConfig = EstimateConfig()
+    quality: QualityConfig = QualityConfig()
 
     @model_validator(mode="after")
     def _enough_engines_can_come(self) -> Self:
@@ -278,6 +404,16 @@ class RunFile(_Section):
         if most is not None and least > most:
             raise ValueError(f"cluster.min_engines: found {least}; the run has {most} engines")
         return self
+
+    @property
+    def most_completion_tokens(self) -> int:
+        """The largest budget of one request, that of the last try of a cut turn included."""
+        quality = self.quality
+        cut = (quality.cut_in_thinking, quality.cut_in_answer, quality.empty_answer)
+        if not any(flag.enabled and flag.policy == "retry" for flag in cut):
+            return self.sampling.max_tokens
+        growth = quality.budget_factor ** (quality.max_attempts - 1)
+        return min(_MAX_INT32, int(self.sampling.max_tokens * growth))
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:

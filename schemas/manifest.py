@@ -1,12 +1,24 @@
 """Part, RunIdentity, RunManifest: what the output folder says of itself.
 
 `run.json` holds the identity; `manifest.jsonl` holds one event a line, appended by the coordinator
-alone: a session began, a part was published or taken back, a row was set aside. What is done is
-the set of row ids in published parts.
+alone: a session began, a part was published or taken back, a row was set aside, the canary began
+or ended. What is done is the set of row ids in published parts.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+ROW_FORMAT = 2
+"""Raised when the rows of a run get other columns: parts of one folder have the same."""
+
+FIRST_COLUMNS = (
+    "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
+    "error_text", "model", "thinking", "engine", "engine_release", "sampling", "attempt",
+    "worker_id", "content_hash", "started_at", "finished_at",
+)  # fmt: skip
+"""Of a run record that does not name its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +35,9 @@ class Part:
     completion_tokens: int
     worker_id: str
     published_at_s: float = 0.0
+    num_turns: int = 0
+    flag_counts: tuple[tuple[str, int], ...] = ()
+    """Quality flag → `ok` rows that bear it."""
 
     @property
     def num_rows(self) -> int:
@@ -52,15 +67,21 @@ class RunRecord:
     carried_schema: str
     """The carried columns' Arrow schema, serialised, in base64."""
     accepted_drift: tuple[str, ...] = ()
+    row_format: int = ROW_FORMAT
+    quality: dict[str, object] = field(default_factory=dict)
+    """The run file's `quality` section, as the last session had it: the export's policy."""
+    columns: tuple[str, ...] = FIRST_COLUMNS
+    """The columns of its parts before the carried ones."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "RunRecord":
-        values = json.loads(text)
+        values = {"row_format": 1, **json.loads(text)}
         values["identity"] = RunIdentity(settings=values["identity"]["settings"])
         values["accepted_drift"] = tuple(values["accepted_drift"])
+        values["columns"] = tuple(values.get("columns", FIRST_COLUMNS))
         return cls(**values)
 
 
@@ -87,6 +108,34 @@ class FailedRow:
     failed_at_s: float
 
 
+CanaryVerdict = Literal["begun", "passed", "failed", "accepted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryEvent:
+    """The canary began, or how it ended."""
+
+    session_id: str
+    verdict: CanaryVerdict
+    settings: str
+    """Fingerprint of the settings that alter rows: with others, another canary is due."""
+    shares: dict[str, float]
+    """What was over its limit, as found."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """An engine that came up: what finally ran."""
+
+    worker_id: str
+    engine: str
+    release: str | None
+    plan: str | None
+    max_running_requests: int
+    ready_at_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class RunManifest:
     """The events of `manifest.jsonl`, folded together in order."""
@@ -97,8 +146,12 @@ class RunManifest:
     """Rows set aside since the last session began, and not done after that."""
     session_parts: list[Part] = field(default_factory=list)
     """Parts published since the last session began."""
+    canary: CanaryEvent | None = None
+    canary_parts: list[Part] = field(default_factory=list)
+    """Parts published since the last canary began."""
     rows_gained: int = 0
     """Rows listed since the last session began, less those taken back or gone."""
+    engines: list[EngineRun] = field(default_factory=list)
     unreadable_lines: list[int] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
@@ -116,6 +169,12 @@ class RunManifest:
             case "failed":
                 row = FailedRow(**event)  # type: ignore[arg-type]
                 self.failed[row.row_id, row.sample_index] = row
+            case "canary":
+                self.canary = CanaryEvent(**event)  # type: ignore[arg-type]
+                if self.canary.verdict == "begun":
+                    self.canary_parts.clear()
+            case "engine":
+                self.engines.append(EngineRun(**event))  # type: ignore[arg-type]
             case unknown:
                 raise ValueError(f"unknown event {unknown!r}")
 
@@ -127,6 +186,8 @@ class RunManifest:
         self.rows_gained += part.num_rows
         if is_new:
             self.session_parts.append(part)
+            if self.canary is not None and self.canary.verdict in ("begun", "failed"):
+                self.canary_parts.append(part)
         if self.failed:
             for key in zip(part.row_ids, part.sample_indexes, strict=True):
                 self.failed.pop(key, None)
@@ -136,9 +197,10 @@ class RunManifest:
         if part is not None:
             self.rows_gained -= part.num_rows
             self.session_parts = [kept for kept in self.session_parts if kept.name != name]
+            self.canary_parts = [kept for kept in self.canary_parts if kept.name != name]
 
 
-def manifest_from_lines(lines: list[bytes]) -> RunManifest:
+def manifest_from_lines(lines: Iterable[bytes]) -> RunManifest:
     """Lines that cannot be read are counted and left out: the files in `data/` are the truth."""
     manifest = RunManifest()
     for number, line in enumerate(lines, start=1):
@@ -149,7 +211,10 @@ def manifest_from_lines(lines: list[bytes]) -> RunManifest:
     return manifest
 
 
-def event_line(event: str, record: Part | Session | FailedRow | dict[str, object]) -> bytes:
+ManifestRecord = Part | Session | FailedRow | CanaryEvent | EngineRun | dict[str, object]
+
+
+def event_line(event: str, record: "ManifestRecord") -> bytes:
     """One line of `manifest.jsonl`, with its line feed."""
     values = record if isinstance(record, dict) else asdict(record)
     if isinstance(record, Part) and not any(record.sample_indexes):
@@ -165,7 +230,14 @@ def part_from_json(values: dict[str, object]) -> Part:
         raise ValueError("as many sample_indexes as row_ids are needed")
     fields = {**values, "row_ids": row_ids, "sample_indexes": tuple(int(s) for s in samples)}
     fields["content_hashes"] = _strings(values["content_hashes"])
+    fields["flag_counts"] = _counts(values.get("flag_counts", []))
     return Part(**fields)  # type: ignore[arg-type]
+
+
+def _counts(values: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(values, list):
+        raise TypeError("expected a list")
+    return tuple((str(name), int(count)) for name, count in values)
 
 
 def _strings(values: object) -> tuple[str, ...]:

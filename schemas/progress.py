@@ -1,12 +1,13 @@
 """What workers and the coordinator tell each other, and what `live.json` tells people."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from schemas.estimate import Band
 from schemas.shard import Lease
 
+CanaryState = Literal["none", "running", "passed", "failed"]
 WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "lost"]
 
 
@@ -32,6 +33,12 @@ class WorkerReport:
     node_id: str | None = None
     gpus: tuple[str, ...] = ()
     """The GPUs that Ray gave it, as `CUDA_VISIBLE_DEVICES` names them."""
+    window_rows: int = 0
+    """Last rows, those of the canary not counted."""
+    window_flags: dict[str, int] = field(default_factory=dict)
+    plan: str | None = None
+    """The launch flags of the engine that runs."""
+    max_running_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,8 @@ class Orders:
     """Rows not yet started that others are waiting for."""
     leases_are_lost: bool = False
     """The worker was taken for dead: its rows are others' by this time."""
+    drain_cause: str | None = None
+    """What the engine writes has turned bad, and the worker is to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,7 @@ class LeaseReply:
 
     lease: Lease | None
     is_over: bool
+    is_canary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,7 @@ class Progress:
     """Engines that must still come up before rows are handed out."""
     days_left: Band | None = None
     """By the engines' readings; None before there are any."""
+    canary: CanaryState = "none"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)

@@ -20,6 +20,7 @@ ProblemKind = Literal[
     "over_context",
     "refused_by_engine",
     "unusable_finish",
+    "engine_killed",
 ]
 
 

@@ -31,3 +31,5 @@ class Lease:
     key: LeaseKey
     worker_id: str
     rows: tuple[int, ...]
+    deaths: tuple[tuple[int, int], ...] = ()
+    """Rows that were in flight when an engine died, with how often."""

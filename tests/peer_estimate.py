@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.planner.rate_errors import CLASS_ERRORS
 from pipeline.planner.rate_point import PointQuery, rate_at_point
 from pipeline.planner.throughput import Rate
 
@@ -151,7 +152,8 @@ def our_rate(reading: Row) -> Rate:
             output_tokens=reading["output_tokens"],
             accept_length=reading["accept_length"],
             num_draft_tokens=reading["num_draft_tokens"],
-            sglang_version=None,
+            sglang_version=reading["version"] if reading["engine"] == "sglang" else None,
+            attention_backend=reading["attention_backend"],
         )
     )
 
@@ -289,7 +291,7 @@ def _asked_elsewhere(row: Compared) -> bool:
 
 
 def _classes() -> Iterator[tuple[str, Callable[[Compared], bool]]]:
-    for name in ("bf16 dense", "MoE bf16", "dense fp8", "MoE fp8", "4-bit"):
+    for name in CLASS_ERRORS:
         yield name, lambda row, name=name: row.ours.rate_class == name  # type: ignore[misc]  # bound here
     yield "without MTP", lambda row: not row.reading["mtp"]
     yield "with MTP", lambda row: row.reading["mtp"]
@@ -297,7 +299,7 @@ def _classes() -> Iterator[tuple[str, Callable[[Compared], bool]]]:
     yield "decoding alone", lambda row: not row.reading["prefill_included"]
     yield "SGLang", lambda row: row.reading["engine"] == "sglang"
     yield (
-        "SGLang, dense bf16",
+        "SGLang, bf16 dense",
         lambda row: row.reading["engine"] == "sglang" and row.ours.rate_class == "bf16 dense",
     )
     yield "all measured", lambda row: True

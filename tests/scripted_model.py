@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 END = "<|im_end|>"
 CONTEXT_LENGTH = 32_768
 
+Script = tuple[tuple[str, str, float], ...]
+
 # (word, next word, chance). At temperature 0.6 the chance of an end is one in seven a sentence:
 # some 30 tokens of thinking and 35 of answer. A rarer one would be cut off by top_p and min_p.
-SCRIPT = (
+SCRIPT: Script = (
     ("\n", "<think>", 1.0),
     ("<think>", "First", 1.0),
     ("First", " we", 1.0),
@@ -41,6 +43,11 @@ SCRIPT = (
     (".", END, 0.25),
     (" It", " comes", 1.0),
     (END, "\n", 1.0),
+)
+
+# Thinks, and ends where its answer should begin.
+EMPTY_ANSWERS = tuple(
+    (first, END if first == "</think>" else then, chance) for first, then, chance in SCRIPT
 )
 
 TEMPLATE = (
@@ -71,9 +78,9 @@ def byte_letters() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-def write_scripted_model(path: Path) -> None:
+def write_scripted_model(path: Path, script: Script = SCRIPT) -> None:
     letters = byte_letters()
-    words = list(dict.fromkeys(word for first, then, _ in SCRIPT for word in (first, then)))
+    words = list(dict.fromkeys(word for first, then, _ in script for word in (first, then)))
     tokens, types = list(letters), [gguf.TokenType.NORMAL] * 256
     for special in ("<|endoftext|>", "<|im_start|>", END):
         tokens.append(special)
@@ -98,7 +105,7 @@ def write_scripted_model(path: Path) -> None:
     writer.add_pad_token_id(number["<|endoftext|>"])
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    _write_tensors(writer, words, number, len(tokens))
+    _write_tensors(writer, script, words, number, len(tokens))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,7 +127,11 @@ def _write_shape(writer: gguf.GGUFWriter) -> None:
 
 
 def _write_tensors(
-    writer: gguf.GGUFWriter, words: list[str], number: dict[str, int], num_tokens: int
+    writer: gguf.GGUFWriter,
+    script: Script,
+    words: list[str],
+    number: dict[str, int],
+    num_tokens: int,
 ) -> None:
     # One direction a word, all at right angles; any other token points where a line feed does.
     directions = np.linalg.qr(np.random.default_rng(7).standard_normal((_WIDTH, _WIDTH)))[0]
@@ -128,7 +139,7 @@ def _write_tensors(
     output = np.zeros((num_tokens, _WIDTH))
     for word, direction in zip(words, directions, strict=False):
         embedding[number[word]] = direction
-    for first, then, chance in SCRIPT:
+    for first, then, chance in script:
         logit = (_CERTAIN + math.log(chance)) / math.sqrt(_WIDTH)
         output[number[then]] += logit * directions[words.index(first)]
     _add(writer, "token_embd", embedding * math.sqrt(_WIDTH))

@@ -19,7 +19,7 @@ from pipeline.checkpoint import DATA, MANIFEST_FILE, QUARANTINE, RUN_FILE, STAGI
 from pipeline.errors import ResumeError
 from pipeline.storage import Folder
 from schemas.completion import COMPLETION_SCHEMA, Completion, Turn
-from schemas.manifest import FailedRow, Part, RunIdentity, RunRecord, Session
+from schemas.manifest import EngineRun, FailedRow, Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Message, SamplingParams
 
 Build = Callable[..., Completion]
@@ -804,3 +804,19 @@ def test_readers_can_load_the_data_set_during_a_run(
         cache_dir=str(tmp_path / "cache"),
     )
     assert sorted(loaded["row_id"]) == ["a", "b", "c"]
+
+
+def test_engines_that_ran_are_listed_in_the_manifest(tmp_path: Path) -> None:
+    folder = fresh(tmp_path)
+    ran = EngineRun(
+        worker_id="w0",
+        engine="sglang",
+        release="sglang 0.5.23",
+        plan="--mem-fraction-static 0.86",
+        max_running_requests=31,
+        ready_at_s=5.0,
+    )
+    checkpoint.list_engine(folder, ran)
+    manifest = checkpoint.read_manifest(folder)
+    assert manifest.engines == [ran]
+    assert not manifest.unreadable_lines

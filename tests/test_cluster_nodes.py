@@ -1,14 +1,17 @@
-"""A run on four nodes of Ray's on this machine: one joins in mid-run and one is killed."""
+"""A run on four nodes of Ray's on this machine: one joins, one is called back, one is killed."""
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 from running import Run, ended, free_port, new_run, questions, wait_until
 from scripted_server import Reply, ScriptedServer, answer, serving
 
@@ -51,7 +54,20 @@ def workers(run: Run) -> list[dict[str, Any]]:
     return [report for report in reports if report["state"] in ("running", "idle")]
 
 
-def test_node_that_is_killed_costs_no_row_and_one_that_joins_gets_workers(
+def on(run: Run, node: Any) -> set[str]:  # noqa: ANN401 - Ray's own class for it is private
+    return {report["worker_id"] for report in workers(run) if report["node_id"] == node.node_id}
+
+
+def call_back(nodes: Cluster, node: Any) -> None:  # noqa: ANN401
+    """As `ray start` does for its node when it gets SIGTERM."""
+    deadline_ms = int(1000 * (time.time() + 30))
+    accepted, _ = GcsClient(address=nodes.address).drain_node(
+        node.node_id, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "test", deadline_ms
+    )
+    assert accepted
+
+
+def test_nodes_that_go_cost_no_row_and_one_that_joins_gets_workers(
     tmp_path: Path, nodes: Cluster
 ) -> None:
     delay_s = [0.3]
@@ -70,7 +86,7 @@ def test_node_that_is_killed_costs_no_row_and_one_that_joins_gets_workers(
             cluster={"min_engines": 2},
             work={"shard_rows": 16},
         )
-        first, *_ = join(nodes, 3)
+        first, second, _ = join(nodes, 3)
         process = run.start()
         wait_until(lambda: len(workers(run)) >= 2 or process.poll() is not None)
         # The run is on its way with the six groups that three nodes hold.
@@ -79,12 +95,16 @@ def test_node_that_is_killed_costs_no_row_and_one_that_joins_gets_workers(
         assert process.poll() is None, process.communicate()
         placed = [(r["node_id"], gpu) for r in workers(run) for gpu in r["gpus"]]
         assert len(set(placed)) == len(placed) == 4 * GPUS_A_NODE
-        lost = {r["worker_id"] for r in workers(run) if r["node_id"] == first.node_id}
-        assert len(lost) == GPUS_A_NODE / TP
+        leaving, lost = on(run, second), on(run, first)
+        assert len(lost) == len(leaving) == GPUS_A_NODE / TP
+        call_back(nodes, second)
+        wait_until(lambda: not on(run, second) or process.poll() is not None)
         nodes.remove_node(first, allow_graceful=False)
         delay_s[0] = 0.0
         result = ended(process)
     assert result.code == 0, result.err
+    for worker_id in leaving:
+        assert f"event=worker_ended worker={worker_id} cause='its node leaves'" in result.err
     for worker_id in lost:
         assert f"event=worker_ended worker={worker_id} cause='its " in result.err
     assert sorted(run.ids()) == [f"q{number:05d}" for number in range(2000)]

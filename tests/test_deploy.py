@@ -49,13 +49,15 @@ def test_run_file_carries_the_flags_that_the_planner_finds(
     engine = read_run_file(path).engine
     assert plan.main([str(path), "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)
-    best = max(plans, key=lambda found: found["requests_in_all"])
+    best = plans[0]
     assert best["verdict"] == "fits"
-    assert best["requests_in_all"] == engine.max_running_requests * (engine.count or 0)
+    # A client sends a thousand at most.
+    held = min(best["requests_in_all"] // best["replicas"], 1000)
+    assert held == engine.max_running_requests
     assert best["replicas"] == engine.count
     assert flag(read_run_file(path), "--tp-size") == str(engine.gpus_per_worker)
     carried = {text for given in engine.flags for text in given.split("=")}
-    assert carried | {str(engine.max_running_requests)} <= set(best["argv"])
+    assert carried <= set(best["argv"])
 
 
 def flag(config: RunFile, name: str) -> str | None:
@@ -111,6 +113,7 @@ def test_ray_job_runs_our_command_on_a_head_without_a_gpu(name: str) -> None:
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
     assert spec["backoffLimit"] > 0
     assert spec["shutdownAfterJobFinishes"]
+    assert cluster["authOptions"] == {"mode": "token"}
     config = commanded(spec["entrypoint"])
     assert config.output.folder.startswith("/shared/")
     [container] = pod(workers)["containers"]
@@ -195,7 +198,7 @@ def test_options_of_ray_are_those_that_ray_has(name: str) -> None:
 def test_skypilot_task_runs_our_command_and_holds_no_secret() -> None:
     task = skypilot()
     assert set(task) <= SKYPILOT_KEYS
-    assert task["secrets"] == {"HF_TOKEN": None}
+    assert task["secrets"] == {"HF_TOKEN": None, "RAY_AUTH_TOKEN": None}
     run = task["run"].replace("\\\n", " ").replace('"$RUN_FILE"', task["envs"]["RUN_FILE"])
     [command] = re.findall(r"python -m jobs\.regenerate.*", run)
     config = commanded(command)

@@ -2,6 +2,8 @@
 
 import collections
 import json
+import random
+import re
 import shutil
 import signal
 import socket
@@ -29,7 +31,7 @@ from running import (
     wait_until,
     write_run_file,
 )
-from scripted_model import write_scripted_model
+from scripted_model import EMPTY_ANSWERS, END, SCRIPT, write_scripted_model
 from scripted_server import Reply, ScriptedServer, answer, completion_body, last_text, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine]
@@ -393,6 +395,106 @@ def test_lost_endpoint_gives_its_rows_to_the_other(tmp_path: Path, cluster: str)
     assert result.code == 0, result.err
     assert "event=engine_lost" in result.err
     each_once(run, 300)
+
+
+def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: str) -> None:
+    model_file = tmp_path / "empty.gguf"
+    write_scripted_model(model_file, EMPTY_ANSWERS)
+    run = new_run(
+        tmp_path,
+        questions(3000),
+        cluster,
+        engine=embedded(model_file),
+        quality={"canary_rows": 60},
+    )
+    result = run.finish()
+    assert result.code == 3, result.err
+    assert "event=canary_failed" in result.err
+    assert 3 <= len(run.ids()) <= 60
+    table = result.out.splitlines()
+    assert table[2].split() == ["empty_answer", "100.0%", "2.0%"]
+    assert sum(line.startswith("example    empty_answer: q") for line in table) == 3
+    assert "reasoning parser" in next(line for line in table if line.startswith("likely"))
+    # The rows are drawn from the whole input, not from its head.
+    assert max(run.ids()) > "q01500"
+    again = run.finish("--json")
+    assert again.code == 3
+    assert json.loads(again.out)["canary"]["excesses"][0]["name"] == "empty_answer"
+    assert "event=engine_ready" not in again.err
+    accepted = run.finish("--accept-canary", "--set", "prompts.limit=300")
+    assert accepted.code == 0, accepted.err
+    assert run.status()["rows_done"] == 300
+
+
+def test_thinking_that_is_cut_tells_the_budget_that_would_do(
+    tmp_path: Path, cluster: str, model_file: Path
+) -> None:
+    run = new_run(
+        tmp_path,
+        questions(500),
+        cluster,
+        sampling={"max_tokens": 60},
+        engine=embedded(model_file),
+        quality={"canary_rows": 400, "looping": {"enabled": False}},
+    )
+    result = run.finish()
+    assert result.code == 3, result.err
+    assert "cut_in_thinking" in result.out
+    said = next(line for line in result.out.splitlines() if "max_tokens is too small" in line)
+    budget = int(re.findall(r"an estimated ([\d,]+) tokens hold 95%", said)[0].replace(",", ""))
+    lengths = scripted_lengths(2000)
+    share_held = sum(length <= budget for length in lengths) / len(lengths)
+    assert 0.88 <= share_held <= 0.99
+
+
+def scripted_lengths(num: int) -> list[int]:
+    """Tokens that the scripted model takes at temperature 0.6 when nothing cuts it."""
+    chance = random.Random(1)
+    lengths = []
+    for _ in range(num):
+        word, length = "\n", 0
+        while word != END:
+            nexts = [(then, share ** (1 / 0.6)) for first, then, share in SCRIPT if first == word]
+            word = chance.choices(*zip(*nexts, strict=True))[0]
+            length += 1
+        lengths.append(length)
+    return lengths
+
+
+def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
+    tmp_path: Path, cluster: str
+) -> None:
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        return Reply(body=answer(request, number).body, delay_s=0.02)
+
+    def turns_to_garbage(request: dict[str, Any], number: int) -> Reply:
+        if number < 100:
+            return slow(request, number)
+        return Reply(body=completion_body("!" * 800, reasoning_content="!" * 800), delay_s=0.02)
+
+    good, bad = ScriptedServer(script=slow), ScriptedServer(script=turns_to_garbage)
+    with serving(good), serving(ScriptedServer(script=slow)) as other, serving(bad):
+        run = new_run(
+            tmp_path,
+            questions(2000),
+            cluster,
+            engine=endpoint(good, other, bad, max_running_requests=4),
+            quality={"canary_rows": 50, "window_rows": 100},
+            output={"flush_interval_s": 4},
+        )
+        result = run.finish()
+        assert result.code == 0, result.err
+        assert "event=canary_passed rows=50" in result.err
+        drained = [line for line in result.err.splitlines() if "event=engine_drained" in line]
+        assert len(drained) == 1
+        assert "worker=w2" in drained[0]
+        assert "looping in" in drained[0]
+        asked_before = len(bad.requests)
+        assert asked_before < 1000
+        each_once(run, 2000)
+        flagged = [row for row in run.published().to_pylist() if row["flags"]]
+        assert {row["worker_id"] for row in flagged} <= {"w2"}
+        assert len(flagged) < 400
 
 
 def test_no_engine_at_all_ends_with_its_cause(tmp_path: Path, cluster: str) -> None:

@@ -207,6 +207,7 @@ def test_unpriced_card_is_ranked_last(capsys: pytest.CaptureFixture[str], tmp_pa
     found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options))
     assert [option["option"] for option in found["options"]] == ["4 x B200", "4 x GB300"]
     assert found["options"][1]["bills"] == []
+    assert "no price of GB300 is known" in found["options"][1]["warnings"][-1]
 
 
 # --- one point --------------------------------------------------------------------------------

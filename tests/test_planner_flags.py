@@ -5,7 +5,12 @@ import pytest
 from pipeline.errors import PlanError
 from pipeline.planner.graphs import decode_buckets, prefill_buckets
 from pipeline.planner.hardware import gpu_named, gpu_of_memory
-from pipeline.planner.launch_flags import LaunchFlags, parse_launch_line
+from pipeline.planner.launch_flags import (
+    LaunchFlags,
+    parse_launch_line,
+    renaming_of,
+    spelled_for,
+)
 from pipeline.planner.launch_plan import RefusedPlan, plan_launch
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import find_model
@@ -303,3 +308,23 @@ def test_a_longer_context_may_be_allowed() -> None:
 
 def test_prefix_cache_with_speculation_is_allowed_from_0_5_14() -> None:
     assert settings("Qwen/Qwen3.6-27B", "--speculative-algorithm EAGLE", "h200", "0.5.14")
+
+
+# --- names by release -------------------------------------------------------------------------
+
+
+def test_arguments_are_spelled_as_an_older_release_knows_them() -> None:
+    words = ("--mamba-radix-cache-strategy", "extra_buffer", "--cuda-graph-max-bs-decode", "16")
+    assert spelled_for(words, (0, 5, 23)) == words
+    assert spelled_for(words, (0, 5, 12)) == (
+        "--mamba-scheduler-strategy",
+        "extra_buffer",
+        "--cuda-graph-max-bs",
+        "16",
+    )
+
+
+def test_renaming_is_told_from_either_side() -> None:
+    assert "since SGLang 0.5.14" in str(renaming_of("nsa-prefill-backend"))
+    assert "before it is called --cuda-graph-bs" in str(renaming_of("cuda-graph-bs-decode"))
+    assert renaming_of("mem-fraction-static") is None

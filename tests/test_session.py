@@ -483,3 +483,17 @@ def test_error_rows_are_done_unless_they_are_to_be_retried(
     assert set(open_ids(retried, folder)) == {f"r{n}" for n in range(10)} - {"r1", "r3"}
     publish_rows(retried, folder, completion, ["r2", "r4"], name="p3")
     assert prepared(source, folder).session.rows_done == 4
+
+
+def test_folder_of_a_version_with_other_columns_is_refused_by_their_names(
+    source: Path, folder: Folder
+) -> None:
+    prepared(source, folder)
+    record = json.loads(folder.read("run.json"))
+    assert "plan" in record["columns"]
+    del record["columns"]
+    folder.write_whole("run.json", json.dumps(record).encode())
+    with pytest.raises(
+        ResumeError, match=r"output\.folder: .*another version.*\(flags, plan, quality_retries\)"
+    ):
+        prepared(source, folder)

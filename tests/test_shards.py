@@ -537,3 +537,15 @@ def test_every_row_ends_once_whatever_workers_do(
     assert world.accepted | world.failed == set(range(len(states)))
     assert not world.accepted & world.failed
     assert book.lease("last", now_s=world.now_s) is None
+
+
+def test_deaths_of_engines_are_counted_on_the_rows_in_flight() -> None:
+    book = ledger(6, shard_rows=3)
+    first = leased(book, "w0")
+    book.engine_died([(first.key, 1), (first.key, 2)])
+    book.worker_lost("w0")
+    again = leased(book, "w1")
+    assert again.deaths == ((1, 1), (2, 1))
+    book.engine_died([(again.key, 2), (first.key, 1)])  # the second is of a lease that is over
+    book.worker_lost("w1")
+    assert leased(book, "w2").deaths == ((1, 1), (2, 2))

@@ -93,7 +93,7 @@ def test_appended_lines_are_read_in_order(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for line in (b"one\n", "zwölf\n".encode(), b"\n", b"three\n"):
         folder.append_line("lines", line)
-    assert folder.read_lines("lines") == [b"one", "zwölf".encode(), b"", b"three"]
+    assert list(folder.read_lines("lines")) == [b"one", "zwölf".encode(), b"", b"three"]
 
 
 def test_lines_appended_at_once_are_not_mixed(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.append_line("lines", b"one\n")
     folder.append_line("lines", b"tw")
-    assert folder.read_lines("lines") == [b"one"]
+    assert list(folder.read_lines("lines")) == [b"one"]
 
 
 def test_line_after_a_cut_off_one_stands_alone_once_that_is_ended(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_line_after_a_cut_off_one_stands_alone_once_that_is_ended(tmp_path: Path
     folder.append_line("lines", b"tw")
     folder.end_last_line("lines")
     folder.append_line("lines", b"three\n")
-    assert folder.read_lines("lines") == [b"tw", b"three"]
+    assert list(folder.read_lines("lines")) == [b"tw", b"three"]
 
 
 def test_ending_the_last_line_adds_nothing_to_whole_empty_or_absent_files(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_ending_the_last_line_adds_nothing_to_whole_empty_or_absent_files(tmp_pa
 
 
 def test_lines_of_a_missing_file_are_none(tmp_path: Path) -> None:
-    assert Folder(tmp_path).read_lines("absent") == []
+    assert list(Folder(tmp_path).read_lines("absent")) == []
 
 
 def test_names_are_sorted_and_none_for_a_missing_folder(tmp_path: Path) -> None:

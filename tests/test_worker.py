@@ -2,77 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from desk import LocalBook, each_once, frozen, prompt, prompts_of, published_rows
 
-from pipeline import checkpoint
 from pipeline import worker as worker_module
 from pipeline.engines.fake import FakeEngine, echo
-from pipeline.errors import EngineError
-from pipeline.intake import FrozenPrompts, freeze
+from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.rows import conversation, history
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
-from schemas.manifest import FailedRow, Part
-from schemas.progress import LeaseReply, Orders, WorkerReport
+from schemas.progress import Orders
 from schemas.prompt import Message, Problem, Prompt, Request
-from schemas.shard import LeaseKey
-
-
-@dataclass(slots=True)
-class LocalBook:
-    """The ledger and the checkpoint without Ray, as a worker's LeaseBook."""
-
-    ledger: Ledger
-    folder: Folder
-    parts: list[Part] = field(default_factory=list)
-    failed: list[FailedRow] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    orders: list[Orders] = field(default_factory=list)
-    reports: list[WorkerReport] = field(default_factory=list)
-
-    async def lease(self, worker_id: str) -> LeaseReply:
-        lease = self.ledger.lease(worker_id, now_s=monotonic())
-        return LeaseReply(lease=lease, is_over=self.ledger.is_over)
-
-    async def publish(
-        self, part: Part, rows: list[tuple[LeaseKey, int]]
-    ) -> set[tuple[LeaseKey, int]]:
-        if stale := self.ledger.stale_rows(rows):
-            checkpoint.discard(self.folder, part)
-            return stale
-        self.parts.append(checkpoint.publish(self.folder, part, now_s=0.0))
-        self.ledger.mark_done(rows)
-        return set()
-
-    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
-        if self.ledger.set_aside(key, row):
-            self.failed.append(failed)
-
-    async def give_back(self, key: LeaseKey, first_row: int) -> None:
-        self.ledger.give_back(key, first_row)
-
-    async def release(self, worker_id: str) -> None:
-        self.ledger.worker_left(worker_id)
-
-    async def engine_lost(self, worker_id: str, cause: str) -> None:
-        self.lost.append(cause)
-        self.ledger.worker_lost(worker_id)
-
-    async def heartbeat(self, report: WorkerReport) -> Orders:
-        self.reports.append(report)
-        return self.orders.pop(0) if self.orders else Orders()
-
-    def ids(self) -> list[str]:
-        return [row_id for part in self.parts for row_id in part.row_ids]
 
 
 @dataclass(slots=True)
@@ -94,6 +42,7 @@ MakeDesk = Callable[..., Desk]
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDesk:
     for interval in ("_IDLE_POLL_S", "_BEAT_S", "_TICK_S"):
         monkeypatch.setattr(worker_module, interval, 0.02)
+    monkeypatch.setattr(worker_module, "_RESTART_BACKOFF_S", (0.0, *[0.02] * 5))
 
     def make(prompts: list[Prompt], fake: FakeEngine, **settings: object) -> Desk:
         folder = Folder(tmp_path)
@@ -136,39 +85,6 @@ def run_config(folder: Path, **settings: object) -> RunFile:
     return RunFile.model_validate(values | settings)
 
 
-def frozen(folder: Folder, prompts: list[Prompt]) -> FrozenPrompts:
-    return freeze(
-        folder,
-        "x",
-        prompts,
-        columns=("prompt", "prompt", None),
-        carried=[],
-        arrow_schema=None,
-    )
-
-
-def prompt(number: int, *, turns: int = 1, problem: Problem | None = None) -> Prompt:
-    messages: list[Message] = []
-    for turn in range(turns):
-        messages.append(Message(role="user", content=f"question {number}.{turn}"))
-        messages.append(Message(role="assistant", content=""))
-    return Prompt(
-        row_id=f"q{number:03d}",
-        content_hash=f"h{number}",
-        messages=() if problem else tuple(messages),
-        carried={},
-        problem=problem,
-    )
-
-
-def prompts_of(num: int) -> list[Prompt]:
-    return [prompt(number) for number in range(num)]
-
-
-def each_once(book: LocalBook, num: int) -> None:
-    assert sorted(book.ids()) == [f"q{number:03d}" for number in range(num)]
-
-
 def test_every_row_ends_once_and_the_engine_is_kept_full(desk: MakeDesk) -> None:
     at = desk(prompts_of(43), FakeEngine(max_running_requests=7), work={"shard_rows": 20})
     at.run()
@@ -198,7 +114,7 @@ def test_bad_row_becomes_an_error_row_and_no_engine_is_asked(desk: MakeDesk) -> 
     at.run()
     each_once(at.book, 2)
     assert len(at.engine.requests) == 1
-    row = checkpoint_rows(at)["q000"]
+    row = published_rows(at.book)["q000"]
     assert (row["status"], row["error_kind"]) == ("error", "no_user_turn")
     assert row["error_text"] == "no user turn among 2"
 
@@ -208,7 +124,7 @@ def test_prompt_over_the_context_becomes_an_error_row(desk: MakeDesk) -> None:
     at = desk([prompt(0)], FakeEngine(context_length=12))
     at.run()
     assert not at.engine.requests
-    assert checkpoint_rows(at)["q000"]["error_kind"] == "over_context"
+    assert published_rows(at.book)["q000"]["error_kind"] == "over_context"
 
 
 def test_refused_row_becomes_an_error_row_and_is_not_asked_again(desk: MakeDesk) -> None:
@@ -218,7 +134,7 @@ def test_refused_row_becomes_an_error_row_and_is_not_asked_again(desk: MakeDesk)
     )
     at.run()
     assert len(at.engine.requests) == 1
-    assert checkpoint_rows(at)["q000"]["error_text"] == "HTTP 400: no"
+    assert published_rows(at.book)["q000"]["error_text"] == "HTTP 400: no"
 
 
 def test_interrupted_row_is_asked_again_from_the_turn_where_it_was(desk: MakeDesk) -> None:
@@ -232,7 +148,7 @@ def test_interrupted_row_is_asked_again_from_the_turn_where_it_was(desk: MakeDes
     at = desk([prompt(1, turns=2)], FakeEngine(script=second_turn_fails_once))
     at.run()
     assert [request.turn_index for request in at.engine.requests] == [0, 1, 1]
-    assert checkpoint_rows(at)["q001"]["attempt"] == 2
+    assert published_rows(at.book)["q001"]["attempt"] == 2
 
 
 def test_row_that_uses_up_its_budget_is_set_aside_with_its_last_cause(desk: MakeDesk) -> None:
@@ -461,6 +377,244 @@ def turn(answer: str) -> Turn:
     )
 
 
-def checkpoint_rows(at: Desk) -> dict[str, dict[str, object]]:
-    tables = [pq.read_table(at.book.folder.path(f"data/{part.name}")) for part in at.book.parts]
-    return {row["row_id"]: row for table in tables for row in table.to_pylist()}
+# -- turns that are generated again for their flags
+
+
+def turn_with(text: str, request: Request, *, finish: str = "stop") -> Turn:
+    good = echo(request)
+    assert isinstance(good, Turn)
+    return replace(good, answer_text=text, finish_reason=finish)  # type: ignore[arg-type]
+
+
+def test_flagged_turn_is_generated_again_with_another_seed(desk: MakeDesk) -> None:
+    def empty_at_first(request: Request) -> Outcome:
+        is_first = not any(request.row_id == row for row in asked)
+        asked.append(request.row_id)
+        return turn_with("", request) if is_first else echo(request)
+
+    asked: list[str] = []
+    quality = {"empty_answer": {"policy": "retry"}}
+    at = desk(prompts_of(6), FakeEngine(script=empty_at_first), quality=quality)
+    at.run()
+    each_once(at.book, 6)
+    assert len(at.engine.requests) == 12
+    assert len({request.sampling.seed for request in at.engine.requests}) == 12
+    last = {request.row_id: request.sampling.seed for request in at.engine.requests}
+    for row_id, row in published_rows(at.book).items():
+        assert (row["flags"], row["quality_retries"], row["attempt"]) == ([], 1, 1)
+        assert row["sampling"]["seed"] == last[row_id]
+
+
+def test_turn_that_stays_bad_is_kept_with_its_flags_after_its_tries(desk: MakeDesk) -> None:
+    at = desk(
+        prompts_of(2),
+        FakeEngine(script=lambda request: turn_with("", request)),
+        quality={"empty_answer": {"policy": "retry"}, "max_attempts": 4},
+    )
+    at.run()
+    assert len(at.engine.requests) == 8
+    rows = published_rows(at.book).values()
+    assert [(row["flags"], row["quality_retries"]) for row in rows] == [(["empty_answer"], 3)] * 2
+
+
+def test_cut_turn_is_given_more_room_and_the_next_turn_the_usual(desk: MakeDesk) -> None:
+    def needs_150(request: Request) -> Outcome:
+        enough = request.sampling.max_tokens >= 150 or request.turn_index == 1
+        return echo(request) if enough else turn_with("an", request, finish="length")
+
+    at = desk(
+        [prompt(1, turns=2)],
+        FakeEngine(script=needs_150),
+        sampling={"max_tokens": 100},
+        quality={"cut_in_answer": {"policy": "retry"}},
+    )
+    at.run()
+    assert [request.sampling.max_tokens for request in at.engine.requests] == [100, 200, 100]
+    row = published_rows(at.book)["q001"]
+    assert (row["flags"], row["sampling"]["max_tokens"], len(row["turns"])) == ([], 200, 2)
+
+
+def test_refused_larger_budget_leaves_the_turn_that_was_cut(desk: MakeDesk) -> None:
+    def refuses_more(request: Request) -> Outcome:
+        if request.sampling.max_tokens > 100:
+            return Refusal(kind="refused_by_engine", text="HTTP 400: too long")
+        return turn_with("an", request, finish="length")
+
+    at = desk(
+        prompts_of(1),
+        FakeEngine(script=refuses_more),
+        sampling={"max_tokens": 100},
+        quality={"cut_in_answer": {"policy": "retry"}},
+    )
+    at.run()
+    row = published_rows(at.book)["q000"]
+    assert (row["status"], row["flags"], row["quality_retries"]) == ("ok", ["cut_in_answer"], 0)
+    assert row["sampling"]["max_tokens"] == 100
+
+
+# -- engines that die, hang or sicken
+
+
+def test_engine_that_hangs_is_started_again_and_its_rows_are_done(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_WATCH_S", 0.02)
+    at = desk(prompts_of(30), HangingEngine(hangs_at=12))
+    at.run()
+    each_once(at.book, 30)
+    assert at.engine.starts == 2
+    assert at.book.lost == ["hung: no token for 300 s"]
+
+
+@dataclass(slots=True, kw_only=True)
+class HangingEngine(FakeEngine):
+    """From request `hangs_at` on nothing is answered until it is started again."""
+
+    hangs_at: int
+
+    async def generate(self, request: Request) -> Outcome:
+        if self.starts == 1 and len(self.requests) >= self.hangs_at:
+            self.hangs = "hung: no token for 300 s"
+            await asyncio.sleep(3600)
+        return await FakeEngine.generate(self, request)
+
+
+@dataclass(slots=True, kw_only=True)
+class PoisonedEngine(FakeEngine):
+    """Dies of one row, whatever else is in flight."""
+
+    poison: str
+    beside_poison: list[int] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> Outcome:
+        if request.row_id != self.poison or not self.alive:
+            return await FakeEngine.generate(self, request)
+        await asyncio.sleep(0.01)
+        self.beside_poison.append(self.in_flight)
+        self.alive = False
+        return Interruption(cause="connection: reset", connection_failed=True)
+
+
+def test_row_that_kills_its_engine_is_tried_alone_and_then_ends_as_an_error_row(
+    desk: MakeDesk,
+) -> None:
+    poisoned = PoisonedEngine(poison="q007", max_running_requests=4)
+    at = desk(prompts_of(25), poisoned, engine={"max_deaths_in_flight": 2})
+    at.run()
+    each_once(at.book, 25)
+    rows = published_rows(at.book)
+    assert (rows["q007"]["status"], rows["q007"]["error_kind"]) == ("error", "engine_killed")
+    assert "died 3 times with this row in flight" in str(rows["q007"]["error_text"])
+    assert [row_id for row_id, row in rows.items() if row["status"] == "error"] == ["q007"]
+    # Twice among others, the third time by itself.
+    assert len(poisoned.beside_poison) == 3
+    assert poisoned.beside_poison[2] == 0
+    assert at.engine.starts == 4
+
+
+def test_row_that_was_only_near_deaths_is_answered_when_it_is_alone(desk: MakeDesk) -> None:
+    poisoned = PoisonedEngine(poison="q001", max_running_requests=2)
+    at = desk(prompts_of(3), poisoned, engine={"max_deaths_in_flight": 1})
+    at.run()
+    rows = published_rows(at.book)
+    assert [rows[f"q{n:03d}"]["status"] for n in range(3)] == ["ok", "error", "ok"]
+
+
+def test_engine_that_fails_nearly_all_is_started_again(desk: MakeDesk) -> None:
+    failed: list[int] = []
+
+    def sickens(request: Request) -> Outcome:
+        failed.append(at.engine.starts)
+        if at.engine.starts == 1 and len(failed) % 20:
+            return Interruption(cause="HTTP 500: CUDA error")
+        return echo(request)
+
+    at = desk(
+        prompts_of(60),
+        FakeEngine(script=sickens, max_running_requests=16),
+        retry={"backoff_initial_s": 0.001, "backoff_max_s": 0.002, "max_attempts": 1000},
+    )
+    at.run()
+    each_once(at.book, 60)
+    assert at.engine.starts == 2
+    assert "of 200 tries failed, the last with: HTTP 500" in at.book.lost[0]
+
+
+def test_worker_that_drains_does_not_wait_for_a_start(desk: MakeDesk) -> None:
+    @dataclass(slots=True, kw_only=True)
+    class SlowEngine(FakeEngine):
+        async def start(self) -> None:
+            await asyncio.sleep(3600)
+
+    at = desk(prompts_of(3), SlowEngine())
+
+    async def drained() -> None:
+        running = asyncio.create_task(at.worker.run())
+        await asyncio.sleep(0.05)
+        at.worker.stop()
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(drained())
+    assert at.book.ids() == []
+
+
+def test_engine_that_is_given_up_ends_the_worker_at_once(desk: MakeDesk) -> None:
+    @dataclass(slots=True, kw_only=True)
+    class HopelessEngine(FakeEngine):
+        async def start(self) -> None:
+            self.starts += 1
+            raise EngineGivenUpError("the model is not found; correct model")
+
+    at = desk(prompts_of(3), HopelessEngine())
+    with pytest.raises(EngineGivenUpError, match="correct model"):
+        at.run()
+    assert at.engine.starts == 1
+
+
+def test_what_ran_stands_in_each_row(desk: MakeDesk) -> None:
+    at = desk(prompts_of(2), FakeEngine(plan="--mem-fraction-static 0.86"))
+    at.run()
+    assert {row["plan"] for row in published_rows(at.book).values()} == {
+        "--mem-fraction-static 0.86"
+    }
+    assert at.worker.report().plan == "--mem-fraction-static 0.86"
+
+
+# -- an engine that turns bad
+
+
+def test_drained_worker_leaves_and_its_flagged_rows_are_open_again(desk: MakeDesk) -> None:
+    def bad_from_the_fourth(request: Request) -> Outcome:
+        if request.row_id > "q009":
+            # Others are on their way, so that nothing is flushed before its time.
+            return Interruption(cause="HTTP 429", retry_after_s=60)
+        return turn_with("", request) if request.row_id > "q003" else echo(request)
+
+    at = desk(
+        prompts_of(20),
+        FakeEngine(script=bad_from_the_fourth, max_running_requests=2),
+        output={"folder": "unused", "flush_interval_s": 60},
+        work={"shard_rows": 20},
+    )
+    at.book.orders = [Orders(), Orders(), Orders(drain_cause="empty_answer in 9 of 9 rows")]
+    with pytest.raises(EngineError, match="worker w0 was drained: empty_answer in 9 of 9 rows"):
+        at.run()
+    assert sorted(at.book.ids()) == ["q000", "q001", "q002", "q003"]
+    assert not at.engine.alive
+    assert at.book.ledger.counts().shards_leased == 0
+    assert at.book.ledger.lease("w1", now_s=monotonic()) is not None
+
+
+def test_report_tells_the_flags_of_the_last_rows_of_the_canary_none(desk: MakeDesk) -> None:
+    at = desk(
+        prompts_of(30),
+        FakeEngine(script=lambda request: turn_with("", request)),
+        quality={"window_rows": 12},
+    )
+    at.run()
+    report = at.worker.report()
+    assert (report.window_rows, report.window_flags) == (12, {"empty_answer": 12})
+    canary = desk(prompts_of(8), FakeEngine(script=lambda request: turn_with("", request)))
+    canary.book.is_canary = True
+    canary.run()
+    assert canary.worker.report().window_rows == 0

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.rate_point import PointQuery, point_replica
 from pipeline.planner.step_time import Kernels, Replica
-from pipeline.planner.throughput import Rate, Workload, model_family, rate_at, rate_class_of
+from pipeline.planner.throughput import Rate, Workload, model_family, rate_at
 
 DATA = Path(__file__).with_name("data") / "throughput"
 
@@ -65,7 +65,7 @@ class Reading:
 
     def rate_class(self) -> str:
         """The class that its band is taken from."""
-        return rate_class_of(self.replica.model)
+        return self.replica.rate_class
 
 
 @cache
@@ -128,6 +128,8 @@ def _reading(row: dict[str, Any]) -> Reading:
         output_tokens=row["output_tokens"],
         accept_length=accept,
         num_draft_tokens=row["num_draft_tokens"] if row["mtp"] else None,
+        sglang_version=row["version"] if row["engine"] == "sglang" else None,
+        attention_backend=row["attention_backend"],
     )
     replica, replicas = point_replica(query, FITTED)
     return Reading(

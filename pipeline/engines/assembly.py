@@ -5,18 +5,33 @@ a key of its own; `endpoint` has an address and no power over what stands behind
 """
 
 import asyncio
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from pipeline.engines import embedded
 from pipeline.engines.client import ChatClient, server_release
-from pipeline.engines.server import EngineProcess, free_port
+from pipeline.engines.gpus import visible_cards
+from pipeline.engines.health import StartWatch, Watch, metrics_of
+from pipeline.engines.ladder import Again, Step, Stop
+from pipeline.engines.launch import Launch
+from pipeline.engines.launch_log import Cause, failure_cause
+from pipeline.engines.launch_setting import users_flags
+from pipeline.engines.server import (
+    EngineProcess,
+    free_port,
+    installed_release,
+    node_lock,
+)
 from pipeline.engines.thinking import family, template_kwargs
 from pipeline.engines.tokens import (
     TokenCounter,
@@ -24,14 +39,19 @@ from pipeline.engines.tokens import (
     model_token_counter,
     most_tokens,
 )
-from pipeline.errors import ConfigError, EngineError
+from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
+from pipeline.storage import Folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.prompt import Message, Request, SamplingParams
 
-_READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": 1800.0}
-# sglang: a large checkpoint from a cold network disk, and kernels compiled on first use.
+_READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
+# sglang: a large checkpoint from a cold network disk and kernels compiled on first use take hours
+# on bad days, so that silence is timed, not the start.
 _READY_POLL_S = 0.1
+_LIFE_POLL_S = 5.0
+_BUSY_SILENCE_FACTOR = 6.0
+# assumed: a compiler may burn CPU for an hour without a line; ranks that wait for a lost peer too
 _DEADLINE_BASE_S = 60.0
 
 
@@ -45,34 +65,52 @@ class ServedEngine:
     name: str = ""
     release: str | None = None
     context_length: int | None = None
+    log: Callable[[str], None] = print
+    _launch: Launch | None = None
+    _effective_requests: int | None = None
+    _watch: Watch | None = None
+    _hung: str | None = None
+    _answers: int = 0
+    _answers_at_start: int = 0
+    _is_ready: bool = False
     _process: EngineProcess | None = None
     _client: ChatClient | None = None
+    _start_watch: StartWatch = field(init=False)
+    _next_look_s: float = 0.0
     _scratch: Path | None = None
     _counter: TokenCounter | None = field(default=None)
 
     @property
     def max_running_requests(self) -> int:
-        return self.config.engine.max_running_requests
+        """What the engine says that it runs at once, else what the run file wishes."""
+        return self._effective_requests or self.config.engine.max_running_requests
+
+    @property
+    def plan(self) -> str | None:
+        return self._launch.text if self._launch is not None and self._launch.is_begun else None
 
     async def start(self) -> None:
         """Return when a request can be answered.
 
-        Raises EngineError when the engine ends or stays silent for `ready_timeout_s`.
+        Raises EngineError when the engine ends or stays silent, and EngineGivenUpError when no
+        other start will help.
         """
+        if self.config.engine.kind == "sglang":
+            await self._start_on_the_ladder()
+            return
         await self.stop()
-        kind = self.config.engine.kind
-        starting = {
-            "embedded": self._start_embedded,
-            "sglang": self._start_sglang,
-            "endpoint": self._open_endpoint,
-        }
-        await starting[kind]()
+        if self.config.engine.kind == "embedded":
+            await self._start_embedded()
+        else:
+            await self._open_endpoint()
         await self._wait_until_ready()
 
     async def generate(self, request: Request) -> Outcome:
         if self._client is None:
             return Interruption(cause="the engine is not started", connection_failed=True)
-        return await self._client.generate(request)
+        outcome = await self._client.generate(request)
+        self._answers += not isinstance(outcome, Interruption)
+        return outcome
 
     async def is_alive(self) -> bool:
         """Whether the engine could still answer: its process runs, its address takes calls."""
@@ -90,6 +128,24 @@ class ServedEngine:
             return None
         return await self._client.page("/metrics")
 
+    async def trouble(self, in_flight: int) -> str | None:
+        """Why an engine of ours that seems to run has to be started again, or None."""
+        if self.config.engine.kind != "sglang" or self._watch is None or self._client is None:
+            return None
+        if self._process is not None and not self._process.is_running:
+            return "its process is gone"
+        page = await self._client.page("/metrics")
+        metrics, now_s = metrics_of(page) if page else None, monotonic()
+        self._hung = self._watch.hung(
+            now_s=now_s, metrics=metrics, in_flight=in_flight, answers=self._answers
+        )
+        cap = self.max_running_requests
+        short = self._watch.starved(now_s=now_s, metrics=metrics, in_flight=in_flight, cap=cap)
+        if short is not None:
+            power = await asyncio.to_thread(_power_text)
+            self.log(f"event=starved engine={self.worker_number} why={short!r}{power}")
+        return self._hung
+
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         """A lower bound of the prompt's tokens: the texts by the model's tokenizer, or 0.
 
@@ -104,6 +160,7 @@ class ServedEngine:
         return sum(self._counter.count_text(message.content) for message in messages)
 
     async def stop(self) -> None:
+        self._is_ready = False
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -134,27 +191,120 @@ class ServedEngine:
         self.name, self.release = "llama.cpp", embedded.release()
         self._client = self._chat_client(f"{address_file.read_text()}/v1", key)
 
-    async def _start_sglang(self) -> None:
-        engine, port, key = self.config.engine, free_port(), secrets.token_urlsafe(24)
+    async def _start_on_the_ladder(self) -> None:
+        """Start SGLang; after a failure as the ladder says, until it runs or nothing is left."""
+        launch = self._launch = self._launch or self._new_launch()
+        if self._is_ready:
+            cause, text = self._cause()
+            if self._answers > self._answers_at_start:
+                launch.served()
+            await self.stop()
+            await self._heed(launch.ended(cause, text))
+        await self.stop()
+        if not launch.is_begun:
+            if self.config.engine.python is not None:
+                launch.release = await asyncio.to_thread(
+                    installed_release, self.config.engine.python
+                )
+            launch.begin(await asyncio.to_thread(visible_cards))
+        while True:
+            try:
+                async with self._turn_on_this_node():
+                    await self._start_sglang(launch)
+                    await self._wait_until_ready()
+                    await self._note_figures(launch)
+                return
+            except EngineError as error:
+                if self._process is None:
+                    raise EngineGivenUpError(str(error)) from None
+                cause, text = self._cause()
+                if cause.kind in ("unknown", "killed") and self._process.is_running:
+                    cause = _silent(str(error), cause)
+                await self.stop()
+                await self._heed(launch.ended(cause, text))
+
+    async def _heed(self, answer: Again | Step | Stop) -> None:
+        if isinstance(answer, Stop):
+            raise EngineGivenUpError(answer.reason)
+        if isinstance(answer, Again):
+            await asyncio.sleep(answer.wait_s)
+
+    def _cause(self) -> tuple[Cause, str]:
+        """Why the engine ended or has to end, and the log that tells it."""
+        assert self._process is not None
+        text, status = self._process.log_text(), self._process.status
+        cause = failure_cause(text, status=status, kernel_kills=self._process.kernel_kills)
+        if self._hung is not None and cause.kind in ("unknown", "killed"):
+            cause = _silent(self._hung, cause)
+        self._hung = None
+        return cause, text
+
+    def _new_launch(self) -> Launch:
+        release = self.config.planner.sglang_version
+        folder = Folder(Path(self.config.output.folder))
+        return Launch(config=self.config, folder=folder, log=self.log, release=release)
+
+    async def _start_sglang(self, launch: Launch) -> None:
+        engine, port = self.config.engine, free_port()
+        key = secrets.token_hex(24)  # no dash at its beginning, which a parser takes for a flag
         address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
         served = ["--served-model-name", engine.served_model_name or self.config.model]
-        running = ["--max-running-requests", str(engine.max_running_requests)]
-        length = ["--context-length", str(engine.context_length)] if engine.context_length else []
-        ours = [*served, *running, *length, *address]
+        requests = ["--max-running-requests", str(engine.max_running_requests)]
+        given = launch.arguments()
+        ours = [*served, *requests, *address]
         self._process = EngineProcess(
             command=[
-                str(engine.python),
-                *("-m", "sglang.launch_server", "--model-path", self.config.model),
-                *_without_given(ours, engine.flags),
-                *engine.flags,
+                *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
+                *("--model-path", self.config.model),
+                *_without_given(ours, given),
+                *given,
+                *([] if "--enable-metrics" in given else ["--enable-metrics"]),
             ],
-            env=engine.env,
+            # Ray numbers cards as the driver does; CUDA's own default puts the fastest first.
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **engine.env},
             log_path=self.log_path,
             secret=key,
+            pass_env=engine.pass_env,
         )
-        self._process.start()
+        process, self._process = self._process, None
+        process.start()
+        self._process = process
         self.name = "sglang"
         self._client = self._chat_client(f"http://127.0.0.1:{port}/v1", key)
+        self._start_watch = StartWatch(
+            silence_s=engine.start_silence_s,
+            busy_silence_s=engine.start_silence_s * _BUSY_SILENCE_FACTOR,
+        )
+
+    async def _note_figures(self, launch: Launch) -> None:
+        """Read what the engine settled for, and keep so many requests in flight."""
+        assert self._client is not None
+        assert self._process is not None
+        page = await self._client.page("/server_info")
+        page = page or await self._client.page("/get_server_info")
+        text = await asyncio.to_thread(self._process.log_text)
+        self._effective_requests = launch.came_up(text, _mapping(page))
+        self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
+        self._answers_at_start, self._is_ready = self._answers, True
+
+    @asynccontextmanager
+    async def _turn_on_this_node(self) -> AsyncIterator[None]:
+        """Until one engine has come up here, starts wait for each other.
+
+        The first fetches the model and compiles its kernels; the others find both in the caches.
+        """
+        key = f"{self.config.model}|{self.config.engine.python}|{self.config.engine.command}"
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}"
+        warm = folder / f"{name}.{self.config.output.folder.replace('/', '_')[-80:]}.warm"
+        while not warm.exists():
+            with node_lock(folder / f"{name}.lock") as is_held:
+                if is_held:
+                    yield
+                    warm.touch()
+                    return
+            await asyncio.sleep(_READY_POLL_S * 5)
+        yield
 
     async def _open_endpoint(self) -> None:
         engine = self.config.engine
@@ -163,6 +313,7 @@ class ServedEngine:
         self._client = self._chat_client(url, endpoint_key(self.config))
 
     async def _wait_until_ready(self) -> None:
+        """Until a real completion came back."""
         assert self._client is not None
         deadline_s = monotonic() + self._ready_timeout_s
         while True:
@@ -182,7 +333,7 @@ class ServedEngine:
     async def _first_answer(self, deadline_s: float) -> None:
         """An engine of ours is ready when it has generated; its health page proves less."""
         while True:
-            outcome = await self.generate(_TRIAL)
+            outcome = await self._outcome_of_trial(deadline_s)
             if isinstance(outcome, Turn):
                 return
             why = outcome.text if isinstance(outcome, Refusal) else outcome.cause
@@ -191,11 +342,40 @@ class ServedEngine:
             self._check_process(deadline_s, why)
             await asyncio.sleep(_READY_POLL_S)
 
+    async def _outcome_of_trial(self, deadline_s: float) -> Outcome:
+        """A first answer may compile kernels for long: the process is watched meanwhile."""
+        trial = asyncio.create_task(self.generate(_TRIAL))
+        try:
+            while True:
+                done, _ = await asyncio.wait({trial}, timeout=_LIFE_POLL_S)
+                if done:
+                    return trial.result()
+                self._check_process(deadline_s, "the first request is not answered")
+        finally:
+            trial.cancel()
+            await asyncio.gather(trial, return_exceptions=True)
+
     def _check_process(self, deadline_s: float, last_error: str = "it does not listen") -> None:
         if self._process is not None and not self._process.is_running:
             raise EngineError(self._process.how_it_ended())
         if monotonic() > deadline_s:
             raise EngineError(f"not ready within {self._ready_timeout_s:.0f} s: {last_error}")
+        if self.config.engine.kind == "sglang":
+            self._check_life(last_error)
+
+    def _check_life(self, last_error: str) -> None:
+        """Raises EngineError when nothing of a starting engine moves any more."""
+        assert self._process is not None
+        now_s = monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + min(_LIFE_POLL_S, self.config.engine.start_silence_s / 4)
+        seen = self._process.activity()
+        silence_s = self._start_watch.silence(
+            now_s=now_s, log_bytes=seen.log_bytes, io_bytes=seen.io_bytes, cpu_ticks=seen.cpu_ticks
+        )
+        if silence_s is not None:
+            raise EngineError(f"no sign of life for {silence_s:.0f} s at its start: {last_error}")
 
     @property
     def _ready_timeout_s(self) -> float:
@@ -235,11 +415,11 @@ _TRIAL = Request(
 
 
 def request_timeout_s(config: RunFile) -> float:
-    """The deadline of one request: long enough for `max_tokens` at the slowest rate allowed for."""
+    """The deadline of one request: long enough for the largest budget at the slowest rate."""
     engine = config.engine
     if engine.request_timeout_s is not None:
         return engine.request_timeout_s
-    return _DEADLINE_BASE_S + config.sampling.max_tokens / engine.min_tokens_per_s
+    return _DEADLINE_BASE_S + config.most_completion_tokens / engine.min_tokens_per_s
 
 
 def endpoint_key(config: RunFile) -> str:
@@ -267,8 +447,11 @@ def check_engine(config: RunFile) -> None:
         embedded.model_file(engine)
     if engine.kind == "endpoint":
         endpoint_key(config)
-    if engine.kind == "sglang" and not Path(str(engine.python)).exists():
+    if engine.kind != "sglang":
+        return
+    if engine.python is not None and not Path(engine.python).exists():
         raise ConfigError(f"engine.python: no file {engine.python}")
+    users_flags(config)
 
 
 def _without_given(ours: list[str], flags: list[str]) -> list[str]:
@@ -276,3 +459,27 @@ def _without_given(ours: list[str], flags: list[str]) -> list[str]:
     given = {flag.partition("=")[0] for flag in flags}
     pairs = zip(ours[::2], ours[1::2], strict=True)
     return [text for pair in pairs if pair[0] not in given for text in pair]
+
+
+def _silent(told: str, cause: Cause) -> Cause:
+    """An engine that has to be ended although its log names nothing."""
+    return Cause(kind="watchdog", stage=cause.stage, summary=told, evidence=cause.evidence)
+
+
+def _mapping(page: str | None) -> dict[str, Any]:
+    try:
+        values = json.loads(page or "{}")
+    except json.JSONDecodeError:
+        # A page of that name that is no JSON tells nothing.
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _power_text() -> str:
+    """What the cards draw of what they may, where they tell it."""
+    told = [
+        card.power_w / card.power_limit_w
+        for card in visible_cards()
+        if card.power_w is not None and card.power_limit_w
+    ]
+    return f" power={sum(told) / len(told):.0%}" if told else ""

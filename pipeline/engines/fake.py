@@ -37,6 +37,9 @@ class FakeEngine:
     release: str | None = "fake 1"
     dies_after: int | None = None
     starts_that_fail: int = 0
+    plan: str | None = None
+    hangs: str | None = None
+    """What the engine's own metrics tell; a start mends it."""
     requests: list[Request] = field(default_factory=list)
     in_flight: int = 0
     peak_in_flight: int = 0
@@ -48,7 +51,10 @@ class FakeEngine:
         if self.starts_that_fail:
             self.starts_that_fail -= 1
             raise EngineError("the fake engine was told to fail at its start")
-        self.alive = True
+        self.alive, self.hangs = True, None
+
+    async def trouble(self, in_flight: int) -> str | None:
+        return self.hangs if in_flight else None
 
     async def generate(self, request: Request) -> Outcome:
         self.requests.append(request)

@@ -5,13 +5,20 @@ Invariant: no engine outlives its worker. The process runs in a session of its o
 """
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from pipeline.engines.launch_log import LAUNCH_MARK, last_launch
 from pipeline.errors import EngineError
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -19,47 +26,103 @@ _MAX_LOG_BYTES = 64 * 2**20
 _STOP_GRACE_S = 1.0
 # An engine holds nothing worth saving; the grace lets it unlink its shared memory.
 _TAIL_LINES = 3
+_ASK_TIMEOUT_S = 30.0
+_MOST_LOG_READ_BYTES = 4 * 2**20
+_NEEDED_ENV = ("PATH", "HOME", "USER", "LANG", "LC_*", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_*",
+               "NVIDIA_*", "NO_PROXY", "no_proxy")  # fmt: skip
+# Without these a process finds neither its libraries, nor its cards, nor its caches.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Counters of an engine and all below it; a difference is a sign of life."""
+
+    log_bytes: int
+    io_bytes: int
+    cpu_ticks: int
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineProcess:
     """One engine under its guard.
 
-    `env` is added to the environment, less PYTHONPATH, which would show our packages to an engine
-    that runs in an interpreter of its own. `secret` is kept out of the log.
+    `env` is added to what is passed of the environment; PYTHONPATH never is: it would show our
+    packages to an engine that runs in an interpreter of its own. `secret` is kept out of the log.
     """
 
     command: list[str]
     env: dict[str, str]
     log_path: Path
     secret: str
+    pass_env: Sequence[str] | None = None
     _guard: "subprocess.Popen[bytes] | None" = field(default=None)
+    _kernel_kills: int = 0
 
     def start(self) -> None:
         """Raises EngineError when the command is not there."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         arguments = [str(self.log_path), str(_MAX_LOG_BYTES), str(_STOP_GRACE_S), *self.command]
-        if not Path(self.command[0]).exists():
-            raise EngineError(f"the engine's interpreter {self.command[0]} is not there")
+        if shutil.which(self.command[0]) is None:
+            raise EngineError(f"the engine's command {self.command[0]} is not there")
+        self._mark_log()
+        self._kernel_kills = _kernel_kills()
         self._guard = subprocess.Popen(  # noqa: S603 - the command is the run file's
             [sys.executable, "-I", str(_GUARD), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.log_path.parent,
-            env={**environment, **self.env, "GUARD_SECRET": self.secret},
+            env={
+                **passed_environment(os.environ, self.pass_env),
+                **self.env,
+                "GUARD_SECRET": self.secret,
+            },
             start_new_session=True,
         )
+
+    def _mark_log(self) -> None:
+        """Begin a launch in the log, with its command and without its secret."""
+        words = " ".join(word if word != self.secret else "***" for word in self.command)
+        with self.log_path.open("a", encoding="utf-8") as log:
+            log.write(f"{LAUNCH_MARK}{words}\n")
 
     @property
     def is_running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """The exit status, 128 + n for signal n; None while it runs."""
+        return self._guard.poll() if self._guard else None
+
+    @property
+    def kernel_kills(self) -> int:
+        """Processes that the kernel killed for memory here since the start."""
+        return _kernel_kills() - self._kernel_kills
+
+    def activity(self) -> Activity:
+        """Counters that move while the engine does anything at all."""
+        pids = _below(self._guard.pid) if self._guard else []
+        log_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
+        return Activity(
+            log_bytes=log_bytes,
+            io_bytes=sum(map(_io_bytes, pids)),
+            cpu_ticks=sum(map(_cpu_ticks, pids)),
+        )
+
+    def log_text(self) -> str:
+        """What the log holds of the present launch, its last megabytes if it is longer."""
+        text = self._log_end(_MOST_LOG_READ_BYTES)
+        older = self.log_path.with_name(self.log_path.name + ".1")
+        if LAUNCH_MARK not in text and older.exists():
+            text = older.read_bytes()[-_MOST_LOG_READ_BYTES:].decode("utf-8", "replace") + text
+        return last_launch(text)
+
     def how_it_ended(self) -> str:
         """Exit status and last lines of the log, in one line."""
-        status = self._guard.poll() if self._guard else None
-        lines = [line.strip() for line in self._log_tail() if line.strip()][-_TAIL_LINES:]
+        status = self.status
+        tail = self._log_end(8192).splitlines()
+        lines = [line.strip() for line in tail if line.strip()][-_TAIL_LINES:]
         said = f"; its last lines: {' | '.join(lines)}" if lines else ""
         return f"the engine ended with status {status}{said} (log: {self.log_path})"
 
@@ -72,12 +135,46 @@ class EngineProcess:
         await asyncio.to_thread(self._guard.wait)
         self._guard = None
 
-    def _log_tail(self) -> list[str]:
+    def _log_end(self, num_bytes: int) -> str:
         if not self.log_path.exists():
-            return []
+            return ""
         with self.log_path.open("rb") as file:
-            file.seek(max(0, self.log_path.stat().st_size - 8192))
-            return file.read().decode("utf-8", "replace").splitlines()
+            file.seek(max(0, self.log_path.stat().st_size - num_bytes))
+            return file.read().decode("utf-8", "replace")
+
+
+def passed_environment(
+    environment: Mapping[str, str], names: Sequence[str] | None
+) -> dict[str, str]:
+    """What an engine may see: all but PYTHONPATH, or what is named and what none does without."""
+    kept = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    if names is None:
+        return kept
+    wanted = (*_NEEDED_ENV, *names)
+    return {name: value for name, value in kept.items() if _is_named(name, wanted)}
+
+
+def _is_named(name: str, wanted: Sequence[str]) -> bool:
+    return any(
+        name.startswith(word[:-1]) if word.endswith("*") else name == word for word in wanted
+    )
+
+
+def installed_release(python: str) -> str | None:
+    """SGLang's release in an interpreter of its own; None where it does not tell."""
+    question = "import importlib.metadata as m; print(m.version('sglang'))"
+    try:
+        asked = subprocess.run(  # noqa: S603 - the interpreter is the run file's
+            [python, "-I", "-c", question],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        # Its start will say what is wrong with it.
+        return None
+    return asked.stdout.strip() or None if asked.returncode == 0 else None
 
 
 def free_port() -> int:
@@ -85,3 +182,75 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def node_lock(path: Path) -> Iterator[bool]:
+    """Try to be the only one on this machine; yields whether that is so, without waiting.
+
+    The lock dies with its holder's process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        is_held = _locked(file)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- what the kernel counts
+
+
+def _below(root: int) -> list[int]:
+    """Every process under one, however deep."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, frontier = [], [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name, none for a process that is gone."""
+    return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = _stat_fields(pid)
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def _io_bytes(pid: int) -> int:
+    """Bytes read and written by any call, those of network file systems too."""
+    lines = dict(line.split(": ") for line in _proc_text(f"/proc/{pid}/io").splitlines())
+    return int(lines.get("rchar", 0)) + int(lines.get("wchar", 0))
+
+
+def _kernel_kills() -> int:
+    """Out-of-memory kills that the kernel counts for this machine or container."""
+    own = _proc_text("/sys/fs/cgroup/memory.events")
+    counted = re.findall(r"^oom_kill (\d+)$", own or _proc_text("/proc/vmstat"), re.M)
+    return sum(map(int, counted))
+
+
+def _proc_text(path: str) -> str:
+    """A file of the kernel's; empty where the process is gone or the file is not for us."""
+    try:
+        return Path(path).read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""

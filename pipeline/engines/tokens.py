@@ -64,14 +64,21 @@ def model_token_counter(model: str) -> TokenCounter:
     found = local if local.is_file() else _cached_tokenizer(model)
     if found is None:
         return approximate_token_counter()
-    try:
-        tokenizer = Tokenizer.from_file(str(found))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ConfigError(f"model: cannot read {found}: {error}") from None
+    tokenizer = _tokenizer_in(found)
     # The file may ask for both, and the count would be of what is left or added.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _exact(tokenizer, model)
+
+
+def model_text_decoder(model: str) -> Callable[[Sequence[int]], str] | None:
+    """From token ids to text, special tokens left out; None where no tokenizer is at hand."""
+    local = Path(model) / "tokenizer.json"
+    found = local if local.is_file() else _cached_tokenizer(model)
+    if found is None:
+        return None
+    tokenizer = _tokenizer_in(found)
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _cached_tokenizer(model: str) -> Path | None:
@@ -82,6 +89,13 @@ def _cached_tokenizer(model: str) -> Path | None:
     except HFValidationError:
         return None  # a name that the server knows and the hub does not
     return Path(cached) if isinstance(cached, str) else None
+
+
+def _tokenizer_in(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise ConfigError(f"model: cannot read {path}: {error}") from None
 
 
 def approximate_token_counter() -> TokenCounter:

@@ -42,6 +42,8 @@ class RequestTraffic:
     """The state as it lies in memory; a step reads it once and writes it once."""
     flops: float
     """Attention multiplications for one new token."""
+    state_flops: float
+    """Operations on the state for one new token, outside the tensor cores."""
 
 
 def request_traffic(
@@ -59,7 +61,9 @@ def request_traffic(
         # The state is decayed, updated and read: three passes of two operations an element.
         elements = state.layers * state.heads * state.head_dim * state.state_dim
         state_flops = 6.0 * elements / ranks.attention_tp_size
-    return RequestTraffic(kv_bytes=kv, state_bytes=state_slot_bytes, flops=flops + state_flops)
+    return RequestTraffic(
+        kv_bytes=kv, state_bytes=state_slot_bytes, flops=flops, state_flops=state_flops
+    )
 
 
 def _attention(

@@ -113,6 +113,11 @@ def speed_of(gpu: Gpu) -> GpuSpeed:
     )
 
 
+def speed_known(gpu: Gpu) -> bool:
+    """Whether `speed_of` has an answer."""
+    return gpu.name in _entries_by_name()
+
+
 def listed_prices(gpu: Gpu) -> tuple[Listing, ...]:
     """Every listing of the card; none for a card known by its memory alone."""
     entry = _entries_by_name().get(gpu.name, {})

@@ -44,6 +44,16 @@ _SPELLINGS = {
 }
 _EXTRA_ONE_VALUE = frozenset({"moe-a2a", "prefix-affinity-fallback"})
 
+# old name → (new name, first release read that has it, first release read without the old).
+# From the argument parsers of 0.5.10.post1, 0.5.12.post1, 0.5.14, 0.5.17, 0.5.19, 0.5.21, 0.5.23.
+_RENAMED = {
+    "mamba-scheduler-strategy": ("mamba-radix-cache-strategy", "0.5.14", "0.5.21"),
+    "cuda-graph-max-bs": ("cuda-graph-max-bs-decode", "0.5.14", "0.5.21"),
+    "cuda-graph-bs": ("cuda-graph-bs-decode", "0.5.14", "0.5.21"),
+    "nsa-prefill-backend": ("dsa-prefill-backend", "0.5.14", "0.5.21"),
+    "nsa-decode-backend": ("dsa-decode-backend", "0.5.14", "0.5.21"),
+}
+
 _INTS = frozenset(
     {
         "tp-size", "dp-size", "pp-size", "ep-size", "attn-dp-size", "attn-cp-size", "dcp-size",
@@ -126,6 +136,26 @@ class LaunchFlags:
         for key, words in self.values:
             line += [f"--{key}", *words]
         return tuple(line)
+
+
+def renaming_of(flag: str) -> str | None:
+    """Which release renamed a flag, told from either side of the renaming; None for others."""
+    for old, (new, since, gone) in _RENAMED.items():
+        if flag == old:
+            return f"--{old} is called --{new} since SGLang {since}; {gone} no longer knows it"
+        if flag == new:
+            return f"--{new} is known since SGLang {since}; before it is called --{old}"
+    return None
+
+
+def spelled_for(words: Sequence[str], release: tuple[int, int, int]) -> tuple[str, ...]:
+    """Arguments in the spelling of a release that is older than the newest names."""
+    older = {
+        f"--{new}": f"--{old}"
+        for old, (new, since, _) in _RENAMED.items()
+        if release < tuple(map(int, since.split(".")))
+    }
+    return tuple(older.get(word, word) for word in words)
 
 
 def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:

@@ -56,9 +56,30 @@ def output_lengths(
     return _model(shape, mean_relative_error, source)
 
 
-def prior_mean_and_cv(*, thinking: bool) -> tuple[float, float]:
-    """The prior before any cut."""
-    return _PRIOR_THINKING if thinking else _PRIOR_PLAIN
+def configured_lengths(
+    mean_tokens: float | None, cv: float | None, *, thinking: bool, limit_tokens: int, source: str
+) -> LengthModel:
+    """What a run file states, with the prior for what it leaves open."""
+    if mean_tokens is None and cv is None:
+        return prior_lengths(thinking=thinking, limit_tokens=limit_tokens)
+    usual_mean, usual_cv = _PRIOR_THINKING if thinking else _PRIOR_PLAIN
+    return output_lengths(
+        usual_mean if mean_tokens is None else mean_tokens,
+        usual_cv if cv is None else cv,
+        limit_tokens,
+        source,
+    )
+
+
+def longest_output(
+    mean_tokens: float | None, cv: float | None, max_tokens: int, *, max_tokens_given: bool
+) -> int:
+    """The limit to plan for: a default of `max_tokens` must not cut what the lengths state."""
+    if mean_tokens is None or max_tokens_given:
+        return max_tokens
+    spread = _PRIOR_THINKING[1] if cv is None else cv
+    # Six standard deviations over the mean: what the longest of many is reckoned to be.
+    return max(max_tokens, round(mean_tokens * (1 + 6 * spread)))
 
 
 def prior_lengths(*, thinking: bool, limit_tokens: int) -> LengthModel:

@@ -39,6 +39,8 @@ class PointQuery:
     accept_length: float | None = None
     num_draft_tokens: int | None = None
     sglang_version: str | None = None
+    attention_backend: str | None = None
+    """SGLang's own choice where it is None."""
 
 
 # Formats by the words that people use for them.
@@ -72,9 +74,12 @@ def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
     gpu = gpu_named(query.gpu)
     model = _model(query)
     tp, adp, replicas = _layout(query, model)
-    words = ["--model-path", query.model, "--tp-size", str(tp)]
+    # Prompts of a batch job are distinct: a prefix cache would hold nothing of use.
+    words = ["--model-path", query.model, "--tp-size", str(tp), "--disable-radix-cache"]
     if adp > 1:
         words += ["--dp-size", str(adp), "--enable-dp-attention"]
+    if query.attention_backend is not None:
+        words += ["--attention-backend", query.attention_backend]
     draft_tokens = query.num_draft_tokens or (4 if query.accept_length else None)
     if draft_tokens is not None:
         words += _speculative_words(draft_tokens)
@@ -100,7 +105,6 @@ def _speculative_words(draft_tokens: int) -> list[str]:
     return [
         "--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(draft_tokens - 1),
         "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(draft_tokens),
-        "--disable-radix-cache",
     ]  # fmt: skip
 
 

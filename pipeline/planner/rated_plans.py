@@ -127,6 +127,11 @@ def rated_search(
     return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
 
 
+def candidate_rate(candidate: Candidate, load: Load) -> float:
+    """Tokens/s of one replica of a candidate."""
+    return _resident(candidate, load).rate.tokens_per_s
+
+
 def _rated(
     found: FoundPlan, load: Load, prices: Mapping[str, float], *, limit_is_memory: bool
 ) -> RatedPlan:

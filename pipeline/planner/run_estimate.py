@@ -31,7 +31,6 @@ from pipeline.planner.throughput import (
     log_band,
     pair_is_measured,
     rate_at,
-    rate_class_of,
 )
 from schemas.estimate import (
     Band,
@@ -175,7 +174,7 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
         small_step_s=_alone_s(query, best),
         load_s=best.found.plan.weights_bytes * gpus / query.storage_bytes_per_s,
         spreads=rate_spreads(
-            rate_class_of(query.model),
+            replica.rate_class,
             pair_measured=pair_is_measured(query.model, replica.gpu),
             cap_logged=calibrated,
             accept_length=standing.rate.accept_length if speculative else None,
@@ -370,6 +369,11 @@ def _option_warnings(query: EstimateQuery, rated: Sequence[RatedGroup]) -> tuple
                 f"a replica takes {item.rate.gpus_per_replica}"
             )
         spot = _price(query, item.group, spot=True)
+        if spot is None and _price(query, item.group, spot=False) is None:
+            found.append(
+                f"no price of {item.group.hardware.gpu.name} is known: give your own to rank this "
+                "option by dollars"
+            )
         limit = query.load.lengths.summary.limit_tokens
         if spot is not None:
             warning = long_request_warning(_preemption(query, item), limit)

@@ -32,6 +32,8 @@ _STEPS = (1, 2, 3)
 # The longest request that the engine is asked to hold: this many standard deviations over the
 # mean, or the model's own limit. assumed: lengths fall off about as a log-normal's do
 _TAIL_DEVIATIONS = 6
+# Room for the longest prompts beside the longest completion. assumed: four means, or this
+_LONG_PROMPT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +182,11 @@ def _tokens(candidate: Candidate) -> int:
 
 def _context_length(model: ModelFacts, lengths: ExpectedLengths, cv: float) -> int:
     tail = lengths.output_tokens * (1 + _TAIL_DEVIATIONS * cv)
+    prompt = 2 * lengths.prompt_tokens
     if lengths.output_limit_tokens is not None:
         tail = lengths.output_limit_tokens
-    wanted = int(2 * lengths.prompt_tokens + tail)
+        prompt = max(2 * prompt, _LONG_PROMPT_TOKENS)
+    wanted = int(prompt + tail)
     rounded = -(-wanted // 1024) * 1024
     return min(max(rounded, 4096), model.context_length)
 

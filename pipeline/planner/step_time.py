@@ -16,12 +16,14 @@ from pipeline.planner.attention_traffic import RequestTraffic, request_traffic
 from pipeline.planner.formats import bytes_per_param, format_of
 from pipeline.planner.hardware import speed_of
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.rate_errors import RateClass, rate_class_of
 from pipeline.planner.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.weights import rank_share
 from schemas.estimate import GpuSpeed, StepParts
 from schemas.plan import (
     BuiltInDraft,
     Gpu,
+    GqaCache,
     LinearState,
     ModelFacts,
     Moe,
@@ -38,6 +40,10 @@ _CLASSES: Mapping[WeightFormat, WeightClass] = {
     "mxfp4": "fp4", "nvfp4": "fp4", "int4-awq": "int4", "int4-gptq": "int4", "int4": "int4",
 }  # fmt: skip
 
+# Readings of B200 with 0.5.6 to 0.5.8 are 1.5 to 3 times as slow as those of 0.5.9 and later.
+_FASTER_SINCE = (0, 5, 9)
+_TRITON_KV_SPLITS = 8  # triton_attention_num_kv_splits, exec_.py, 0.5.23
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -51,6 +57,11 @@ class Kernels:
     """Share of the memory bandwidth that a dense matrix of 16-bit weights streams at."""
     expert_stream: float = 0.65
     cache_stream: float = 0.75
+    block_bytes_per_s: float = 9e9
+    """What one block of Triton's decode attention streams: at best its processor's part of the
+    card's bandwidth, 9.5 GB/s on RTX PRO 6000 (1,792 GB/s over 188)."""
+    state_vector: float = 0.10
+    """Share of the vector rate at which linear attention updates its states."""
     gemm: float = 0.65
     """Share of the arithmetic peak that a dense matrix product reaches at decode shapes."""
     expert_gemm: float = 0.40
@@ -66,6 +77,10 @@ class Kernels:
     """Share of the vector rate at which weights are widened, one operation each."""
     routing: float = 0.92
     """Exponent of the tokens: skewed routing touches fewer experts than uniform."""
+    old_fp8_experts: float = 0.50
+    """What fp8 experts reach on Blackwell of the shares above, before SGLang 0.5.9."""
+    old_layer: float = 1.30
+    """What the launches of a layer cost before SGLang 0.5.9, of what they cost since."""
     other_vendor: float = 0.60
     """What the same engine reaches on AMD cards of the shares that it reaches on NVIDIA's."""
     step_s: float = 0.8e-3
@@ -113,6 +128,7 @@ class Replica:
     gpu: str
     speed: GpuSpeed
     kernels: Kernels
+    rate_class: RateClass
     state_slot_bytes: float
     dense: tuple[WeightLoad, ...]
     experts: tuple[ExpertLoad, ...]
@@ -139,7 +155,7 @@ def replica_of(
         draft, draft_experts = _loads(model.draft.tensors, model, ranks)
     return Replica(
         model=model, settings=settings, ranks=ranks, gpu=gpu.name, speed=speed_of(gpu),
-        kernels=kernels,
+        kernels=kernels, rate_class=rate_class_of(model),
         state_slot_bytes=state_slot_bytes, dense=(*dense, *head),
         experts=experts, draft=draft, draft_experts=draft_experts, head=head,
     )  # fmt: skip
@@ -198,7 +214,9 @@ def prefill_s(replica: Replica, prompt_tokens: float) -> float:
         for load in replica.experts
     )
     half = request_traffic(replica.model, replica.settings, replica.ranks, prompt_tokens / 2, 0.0)
-    seconds += half.flops * prompt_tokens / (replica.speed.bf16_flops * kernels.attention_gemm)
+    # Over a prompt the states are updated in chunks, by matrix products.
+    attention = (half.flops + half.state_flops) * prompt_tokens
+    seconds += attention / (replica.speed.bf16_flops * kernels.attention_gemm)
     if replica.ranks.tp_size > 1:
         seconds += _all_reduces(replica) * _transfer_s(replica, prompt_tokens * adp)
     return seconds / adp + kernels.prefill_s
@@ -300,10 +318,12 @@ def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -
         # Experts that at least one of the tokens is sent to, were routing uniform.
         touched = 1 - (1 - share) ** (max(tokens, 1.0) ** kernels.routing)
         stream = replica.speed.memory_bytes_per_s * kernels.expert_stream * narrow
+        stream *= _release_share(replica, load.weight_class)
         widened = _widening_s(replica, load.weight_class, load.params)
         memory += touched * (load.bytes / stream + widened)
         peak = _flops(replica, load.weight_class) * kernels.expert_gemm
         peak *= _product_share(replica, load.weight_class)
+        peak *= _release_share(replica, load.weight_class)
         arithmetic += 2 * tokens * share * load.params / peak
     return math.hypot(memory, arithmetic)
 
@@ -311,12 +331,38 @@ def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -
 def _attention_s(
     replica: Replica, traffic: RequestTraffic, requests: float, verified: int
 ) -> float:
+    return _cache_s(replica, traffic, requests, verified) + _state_s(
+        replica, traffic, requests, verified
+    )
+
+
+def _cache_s(replica: Replica, traffic: RequestTraffic, requests: float, verified: int) -> float:
+    kernels, speed = replica.kernels, replica.speed
+    memory = requests * traffic.kv_bytes / (speed.memory_bytes_per_s * kernels.cache_stream)
+    arithmetic = requests * verified * traffic.flops / (speed.bf16_flops * kernels.attention_gemm)
+    return math.hypot(memory, arithmetic, _longest_block_s(replica, traffic))
+
+
+def _longest_block_s(replica: Replica, traffic: RequestTraffic) -> float:
+    """Triton cuts a request's keys and values in eight for each head, and no finer."""
+    cache = replica.model.cache
+    if replica.settings.attention_backend != "triton" or not isinstance(cache, GqaCache):
+        return 0.0
+    heads = max(1, cache.kv_heads // replica.ranks.attention_tp_size)
+    blocks = heads * _TRITON_KV_SPLITS
+    return traffic.kv_bytes / (blocks * replica.kernels.block_bytes_per_s)
+
+
+def _state_s(replica: Replica, traffic: RequestTraffic, requests: float, verified: int) -> float:
+    kernels, speed = replica.kernels, replica.speed
     # Verifying writes a state for every token, and copies the one that holds: read and write.
     passes = 2 if verified == 1 else 1 + verified + 2
-    moved = traffic.kv_bytes + passes * traffic.state_bytes
-    memory = requests * moved / (replica.speed.memory_bytes_per_s * replica.kernels.cache_stream)
-    peak = replica.speed.bf16_flops * replica.kernels.attention_gemm
-    return math.hypot(memory, requests * verified * traffic.flops / peak)
+    moved = requests * passes * traffic.state_bytes
+    updates = requests * verified * traffic.state_flops
+    return math.hypot(
+        moved / (speed.memory_bytes_per_s * kernels.cache_stream),
+        updates / (speed.vector_flops * kernels.state_vector),
+    )
 
 
 def _communication_s(replica: Replica, tokens: float) -> float:
@@ -345,12 +391,12 @@ def _overhead_s(replica: Replica) -> float:
     kernels, model = replica.kernels, replica.model
     moe_layers = sum(load.layers for load in replica.experts)
     state_layers = getattr(model.state, "layers", 0)
-    return (
-        kernels.step_s
-        + model.layers * kernels.layer_s
+    layers_s = (
+        model.layers * kernels.layer_s
         + moe_layers * kernels.moe_layer_s
         + state_layers * kernels.state_layer_s
     )
+    return kernels.step_s + layers_s * (kernels.old_layer if _is_old(replica) else 1.0)
 
 
 def _draft_step_s(replica: Replica, requests: float) -> float:
@@ -367,6 +413,19 @@ def _narrow(replica: Replica, kind: WeightClass) -> float:
     vendor = 1.0 if replica.speed.vendor == "nvidia" else kernels.other_vendor
     narrow = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[kind]
     return vendor * narrow
+
+
+def _release_share(replica: Replica, kind: WeightClass) -> float:
+    """Of what experts reach, what they reach in this release."""
+    blackwell = replica.speed.fp4_flops > 0 and replica.speed.vendor == "nvidia"
+    if kind == "fp8" and blackwell and _is_old(replica):
+        return replica.kernels.old_fp8_experts
+    return 1.0
+
+
+def _is_old(replica: Replica) -> bool:
+    release = tuple(int(part) for part in replica.settings.release.split("."))
+    return release < _FASTER_SINCE
 
 
 def _is_widened(replica: Replica, kind: WeightClass) -> bool:

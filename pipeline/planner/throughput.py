@@ -12,11 +12,10 @@ import math
 from dataclasses import dataclass
 
 from pipeline.planner.fitted_kernels import FITTED_PAIRS
-from pipeline.planner.formats import format_of
 from pipeline.planner.rate_errors import RateClass, rate_spreads
 from pipeline.planner.step_time import Replica, decode_step, prefill_s
 from schemas.estimate import Band, StepParts
-from schemas.plan import ModelFacts, Moe, NoSpeculation
+from schemas.plan import ModelFacts, NoSpeculation
 
 # assumed until measured: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 a
 # step (2.2 to 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
@@ -72,7 +71,7 @@ def rate_at(
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
     spreads = rate_spreads(
-        rate_class_of(replica.model),
+        replica.rate_class,
         pair_measured=pair_is_measured(replica.model, replica.gpu),
         cap_logged=True,
         accept_length=kept if speculative else None,
@@ -89,7 +88,7 @@ def rate_at(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
         log_sd=sd,
-        rate_class=rate_class_of(replica.model),
+        rate_class=replica.rate_class,
     )
 
 
@@ -121,19 +120,6 @@ def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
 # The p90 of a Student t with 4 degrees of freedom, scaled to a standard deviation of 1:
 # 1.533 / sqrt(4 / (4 - 2)). Errors have heavier tails than a normal's.
 _P90_DEVIATIONS = 1.084
-_FOUR_BITS = {"nvfp4", "mxfp4", "int4", "int4-awq", "int4-gptq"}
-_EIGHT_BITS = {"fp8", "fp8-block", "mxfp8"}
-
-
-def rate_class_of(model: ModelFacts) -> RateClass:
-    """The class whose error a model's rate has."""
-    formats = {format_of(group, model.format) for group in model.tensors}
-    moe = isinstance(model.ffn, Moe)
-    if formats & _FOUR_BITS:
-        return "4-bit"
-    if formats & _EIGHT_BITS:
-        return "fp8 experts" if moe else "fp8 dense"
-    return "bf16 experts" if moe else "bf16 dense"
 
 
 def pair_is_measured(model: ModelFacts, gpu: str) -> bool:

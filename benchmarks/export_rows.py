@@ -1,0 +1,202 @@
+"""Time and memory of an export.
+
+usage: python -m benchmarks.export_rows [--rows N] [--row-bytes N] [--format F] [--folder DIR]
+
+Writes a finished run of N rows of so many bytes in parts of 500, whose texts come again after
+10,000 rows and whose order is not the input's, and exports it in a process apart.
+"""
+
+import argparse
+import contextlib
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+
+from pipeline import checkpoint
+from pipeline.intake import schema_from_text
+from pipeline.session import Prepared, prepare
+from pipeline.storage import Folder
+from schemas.completion import Completion, Turn
+from schemas.config import RunFile
+from schemas.manifest import event_line
+from schemas.prompt import Message, SamplingParams, content_hash
+
+ROOT = Path(__file__).resolve().parent.parent
+_PART_ROWS, _DIFFERENT_PARTS = 500, 20
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=900_000)
+    parser.add_argument("--row-bytes", type=int, default=10_000)
+    parser.add_argument("--format", default="messages")
+    parser.add_argument("--folder", type=Path, default=None)
+    arguments = parser.parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        root = arguments.folder
+        if root is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Folder(root / "run")
+        started_s = time.monotonic()
+        if not folder.exists(checkpoint.RUN_FILE):
+            write_run(folder, arguments.rows, arguments.row_bytes)
+        print(f"run written in {time.monotonic() - started_s:.0f} s")
+        measure(folder, root / "data-set", arguments.format)
+    return 0
+
+
+def write_run(folder: Folder, num_rows: int, row_bytes: int) -> None:
+    prompts = folder.root.parent / "prompts.jsonl"
+    with prompts.open("w") as file:
+        for number in range(num_rows):
+            file.write(f'{{"id": "row-{number:08d}", "prompt": "Question {number}?"}}\n')
+    folder.make()
+    values = {
+        "prompts": {"path": str(prompts), "id_column": "id"},
+        "model": "a/model",
+        "output": {"folder": str(folder.root)},
+    }
+    prepared = prepare(
+        RunFile.model_validate(values),
+        folder,
+        token="t",  # noqa: S106 - no secret: the name of a lock
+        accept_drift=False,
+        retry_errors=False,
+        now_s=0.0,
+        log=lambda line: None,
+    )
+    chance = random.Random(1)  # noqa: S311 - words, no secrets
+    words = [
+        "".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(5000)
+    ]
+    models = [
+        checkpoint.completion_table(
+            [completion(n, row_bytes, words, chance) for n in range(_PART_ROWS)],
+            schema_from_text(prepared.plan.carried_schema),
+        )
+        for _ in range(_DIFFERENT_PARTS)
+    ]
+    starts = list(range(0, num_rows, _PART_ROWS))
+    chance.shuffle(starts)
+    for start in starts:
+        write_part(
+            folder, prepared, chance.choice(models), start, min(start + _PART_ROWS, num_rows)
+        )
+
+
+def write_part(folder: Folder, prepared: Prepared, model: pa.Table, start: int, stop: int) -> None:
+    """A part with the model's texts under ids of its own."""
+    ids = pa.array([f"row-{number:08d}" for number in range(start, stop)])
+    table = model.slice(0, stop - start).set_column(0, model.schema.field(0), ids)
+    name = f"part-{start:09d}.parquet"
+    summary: dict[str, object] = {
+        "run_id": prepared.plan.run_id,
+        "name": name,
+        "worker_id": "w0",
+        "num_errors": 0,
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+    }
+    data = checkpoint._part_bytes(table, summary)  # noqa: SLF001 - a part without its rows as objects
+    folder.write_whole(f"{checkpoint.DATA}/{name}", data)
+    part = checkpoint._part_from(table, summary, len(data))  # noqa: SLF001
+    folder.append_line(checkpoint.MANIFEST_FILE, event_line("part", part))
+
+
+def completion(number: int, row_bytes: int, words: list[str], chance: random.Random) -> Completion:
+    """A row whose conversation is of so many bytes; its token ids come on top."""
+    text = " ".join(chance.choices(words, k=row_bytes // 6))[:row_bytes]
+    question = Message(role="user", content=f"Question {number}?")
+    cut = row_bytes * 3 // 4
+    turn = Turn(
+        reasoning_text=text[:cut],
+        answer_text=text[cut:],
+        finish_reason="stop",
+        prompt_tokens=10,
+        completion_tokens=row_bytes // 4,
+        reasoning_tokens=row_bytes * 3 // 16,
+        prompt_token_ids=tuple(range(10)),
+        completion_token_ids=tuple(chance.choices(range(150_000), k=row_bytes // 4)),
+        generation_boundary=10,
+        duration_s=1.0,
+    )
+    answer = Message(role="assistant", content=text[cut:], reasoning_content=text[:cut])
+    return Completion(
+        row_id=f"row-{number:08d}",
+        sample_index=0,
+        messages=(question, answer),
+        turns=(turn,),
+        status="ok",
+        finish_reason="stop",
+        error_kind=None,
+        error_text=None,
+        model="a/model",
+        thinking=True,
+        engine="sglang",
+        engine_release="0.5.23",
+        sampling=_SAMPLING,
+        attempt=1,
+        flags=("looping",) if number % 50 == 0 else (),
+        quality_retries=0,
+        worker_id="w0",
+        content_hash=content_hash((question,)),
+        started_at_s=0.0,
+        finished_at_s=1.0,
+        carried={},
+    )
+
+
+_SAMPLING = SamplingParams(
+    temperature=0.6,
+    top_p=0.95,
+    top_k=20,
+    min_p=None,
+    presence_penalty=None,
+    repetition_penalty=None,
+    max_tokens=4096,
+    seed=7,
+)
+
+
+def measure(folder: Folder, dest: Path, format_: str) -> None:
+    command = [sys.executable, "-m", "jobs.export", str(folder.root), "--to", str(dest)]
+    command += [
+        "--format",
+        format_,
+        "--shuffle",
+        "1",
+        "--split",
+        "train=0.98",
+        "--split",
+        "test=0.02",
+    ]
+    started_s = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT)  # noqa: S603 - our own command
+    peak = [0]
+    thread = threading.Thread(target=_watch, args=(process.pid, peak))
+    thread.start()
+    code = process.wait()
+    thread.join()
+    print(
+        f"exit {code} after {time.monotonic() - started_s:.0f} s, peak memory "
+        f"{peak[0] / 2**20:,.0f} MiB"
+    )
+
+
+def _watch(pid: int, peak: list[int]) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while True:
+            peak[0] = max(peak[0], psutil.Process(pid).memory_info().rss)
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

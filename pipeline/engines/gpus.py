@@ -1,0 +1,202 @@
+"""The cards that this process may use, as the node itself knows them. The door to NVML.
+
+NVML answers where its Python package is installed, `nvidia-smi` where only the driver is; where
+neither does, nothing is known and the run file has to say. What is read here is a reading of the
+moment: free memory is before any engine of ours has loaded.
+"""
+
+import csv
+import importlib
+import importlib.util
+import io
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.errors import PlanError
+from pipeline.planner.hardware import gpu_named, gpu_of_memory
+from schemas.plan import Gpu
+
+MIB = 1 << 20
+_ASK_TIMEOUT_S = 20.0
+_FIELDS = "index,uuid,name,memory.total,memory.free,compute_cap,power.draw,power.limit"
+_SAME_CARD_FRACTION = 0.02
+# torch's total lies 0.4-0.65 % under nvidia-smi's; another memory size of one name, far more.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One card's reading; what the driver does not tell is None."""
+
+    index: int
+    uuid: str
+    name: str
+    total_mib: int
+    free_mib: int
+    compute_capability: int | None
+    power_w: float | None
+    power_limit_w: float | None
+
+
+def visible_cards() -> tuple[Card, ...]:
+    """The cards of CUDA_VISIBLE_DEVICES in its order, all where it is not set; () if unknown."""
+    found = _by_nvml() if importlib.util.find_spec("pynvml") else None
+    cards = _by_nvidia_smi() if found is None else found
+    return _visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def planned_card(cards: tuple[Card, ...]) -> Gpu | None:
+    """The card that a launch on all of `cards` is planned for: the one with the least free memory.
+
+    Memory that is free takes the place of the catalogue's total, so that a neighbour's share is
+    not planned with. None where nothing is known.
+    """
+    if not cards:
+        return None
+    card = min(cards, key=lambda one: one.free_mib)
+    known = _catalogued(card)
+    return replace(
+        known,
+        smi_mib=card.total_mib,
+        total_bytes=min(known.total_bytes, card.free_mib * MIB),
+        compute_capability=card.compute_capability or known.compute_capability,
+    )
+
+
+def shared_cards(cards: tuple[Card, ...]) -> tuple[Card, ...]:
+    """Cards of which another process holds a good part."""
+    return tuple(card for card in cards if card.free_mib < 0.9 * card.total_mib)
+
+
+def _catalogued(card: Card) -> Gpu:
+    """The catalogue's card of that name and memory, or one known by its memory alone."""
+    total_bytes = card.total_mib * MIB
+    try:
+        known = gpu_named(card.name)
+    except PlanError:
+        return gpu_of_memory(card.total_mib / 1024 / 1.0056, card.name)
+    if abs(known.smi_mib * MIB - total_bytes) <= _SAME_CARD_FRACTION * total_bytes:
+        return known
+    other = gpu_of_memory(card.total_mib / 1024 / 1.0056, card.name)
+    return replace(known, smi_mib=other.smi_mib, total_bytes=other.total_bytes)
+
+
+def _visible(cards: tuple[Card, ...], chosen: str | None) -> tuple[Card, ...]:
+    """Cards named by index, UUID or the beginning of one; a MIG slice is none of them."""
+    if chosen is None:
+        return cards
+    found = []
+    for word in filter(None, (part.strip() for part in chosen.split(","))):
+        named = [
+            card
+            for card in cards
+            if (word.isdigit() and card.index == int(word))
+            or (word.startswith("GPU-") and card.uuid.startswith(word))
+        ]
+        if not named:
+            # CUDA itself ends the list at the first name that it does not know.
+            break
+        found.append(named[0])
+    return tuple(found)
+
+
+# -- NVML
+
+
+def _by_nvml() -> tuple[Card, ...] | None:
+    """None where the library is not there or refuses; nvidia-smi may still know."""
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        return tuple(_nvml_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_card(nvml: Any, index: int) -> Card:  # noqa: ANN401 - the package ships no types
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Card(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_mib=memory.total // MIB,
+        free_mib=memory.free // MIB,
+        compute_capability=major * 10 + minor,
+        power_w=_watts(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
+        power_limit_w=_watts(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+    )
+
+
+def _watts(nvml: Any, ask: Any, handle: Any) -> float | None:  # noqa: ANN401 - no types
+    try:
+        return float(ask(handle)) / 1000
+    except nvml.NVMLError:
+        # Not every card measures its power.
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# -- nvidia-smi
+
+
+def _by_nvidia_smi() -> tuple[Card, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(  # noqa: S603 - nothing in it comes from outside
+            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        # A driver that hangs tells nothing; the engine's own start will say what is wrong.
+        return ()
+    if asked.returncode:
+        return ()
+    rows = csv.reader(io.StringIO(asked.stdout), skipinitialspace=True)
+    cards = [_smi_card([field.strip() for field in row]) for row in rows if row]
+    return tuple(card for card in cards if card is not None)
+
+
+def _smi_card(row: list[str]) -> Card | None:
+    """One line of nvidia-smi; None where it tells no memory, as with MIG or unified memory."""
+    if len(row) != _FIELDS.count(",") + 1:
+        return None
+    index, uuid, name, total, free, capability, power, limit = row
+    if not (index.isdigit() and total.isdigit() and free.isdigit()):
+        return None
+    return Card(
+        index=int(index),
+        uuid=uuid,
+        name=name,
+        total_mib=int(total),
+        free_mib=int(free),
+        compute_capability=_capability(capability),
+        power_w=_number(power),
+        power_limit_w=_number(limit),
+    )
+
+
+def _capability(text: str) -> int | None:
+    major, dot, minor = text.partition(".")
+    return int(major) * 10 + int(minor) if dot and (major + minor).isdigit() else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        # "[N/A]" and "[Not Supported]" are no figures.
+        return None

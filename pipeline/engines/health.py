@@ -1,0 +1,146 @@
+"""Whether an engine that runs also works: its metrics over time → hung, starved, or neither. Pure.
+
+An engine is hung when it has requests and no counter of tokens moves; its health page says nothing
+of that. It is starved when it runs far fewer requests than it has room for, and then the metrics
+tell what it is short of.
+"""
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+|NaN)$", re.MULTILINE)
+
+_TOKEN_COUNTERS = ("realtime_tokens_total", "generation_tokens_total", "prompt_tokens_total")
+_MOVING_GAUGES = ("num_used_tokens", "decode_sum_seq_lens", "gen_throughput")
+# observability/metrics_collector.py, 0.5.23; older releases count finished requests alone, so that
+# the gauges have to speak for those that still run.
+
+_STARVED_FRACTION = 0.5
+_FULL_FRACTION = 0.9
+_STARVED_AFTER_S = 120.0
+# assumed: long enough for a queue to fill after a start or a lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One reading of `/metrics`, summed over ranks."""
+
+    running: float
+    queued: float
+    retracted: float
+    token_usage: float
+    state_usage: float
+    progress: tuple[float, ...]
+    """Figures of which one at least moves while tokens are made."""
+
+
+def metrics_of(text: str) -> Metrics | None:
+    """None for a page that has no metrics of SGLang's."""
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        number = float(value)
+        sums[name] = sums.get(name, 0.0) + number
+        peaks[name] = max(peaks.get(name, 0.0), number)
+    if "num_running_reqs" not in sums:
+        return None
+    return Metrics(
+        running=sums["num_running_reqs"],
+        queued=sums.get("num_queue_reqs", 0.0),
+        retracted=sums.get("num_retracted_requests_total", 0.0),
+        token_usage=peaks.get("full_token_usage", peaks.get("token_usage", 0.0)),
+        state_usage=peaks.get("mamba_usage", 0.0),
+        progress=tuple(sums.get(name, 0.0) for name in (*_TOKEN_COUNTERS, *_MOVING_GAUGES)),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class StartWatch:
+    """A start's signs of life: it may take any time, as long as something of it moves."""
+
+    silence_s: float
+    busy_silence_s: float
+    """How long CPU alone may move: a compiler works so, and so does a rank that waits in vain."""
+    _seen: tuple[int, int, int] | None = None
+    _moved_s: float = 0.0
+    _worked_s: float = 0.0
+
+    def silence(
+        self, *, now_s: float, log_bytes: int, io_bytes: int, cpu_ticks: int
+    ) -> float | None:
+        """Seconds of silence once they are too many, else None."""
+        seen = (log_bytes, io_bytes, cpu_ticks)
+        if self._seen is None or seen[:2] != self._seen[:2]:
+            self._worked_s = now_s
+        if seen != self._seen:
+            self._moved_s = now_s
+        self._seen = seen
+        if now_s - self._moved_s > self.silence_s:
+            return now_s - self._moved_s
+        return now_s - self._worked_s if now_s - self._worked_s > self.busy_silence_s else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """One engine's life between two starts, from readings in the order of time."""
+
+    hang_timeout_s: float
+    _progress: tuple[float, ...] = ()
+    _answers: int = 0
+    _moved_s: float | None = None
+    _starving_since_s: float | None = None
+    _retracted: float = 0.0
+    _told: str | None = None
+
+    def hung(
+        self, *, now_s: float, metrics: Metrics | None, in_flight: int, answers: int
+    ) -> str | None:
+        """Why the engine counts as hung, or None.
+
+        `metrics` is None where the page does not answer, which moves nothing; `answers` counts
+        what came back, whatever the metrics say.
+        """
+        progress = metrics.progress if metrics else self._progress
+        moved = progress != self._progress or answers != self._answers
+        if moved or not in_flight or self._moved_s is None:
+            self._moved_s = now_s
+        self._progress, self._answers = progress, answers
+        silent_s = now_s - self._moved_s
+        if silent_s < self.hang_timeout_s:
+            return None
+        state = (
+            f"running {metrics.running:g}, queued {metrics.queued:g}"
+            if metrics
+            else "its metrics do not answer"
+        )
+        return f"hung: no token for {silent_s:.0f} s with {in_flight} requests in flight ({state})"
+
+    def starved(
+        self, *, now_s: float, metrics: Metrics | None, in_flight: int, cap: int
+    ) -> str | None:
+        """What a starving engine is short of, told once for as long as it stays so."""
+        retracted, self._retracted = self._retracted, metrics.retracted if metrics else 0.0
+        if metrics is None or metrics.running >= _STARVED_FRACTION * cap:
+            self._starving_since_s, self._told = None, None
+            return None
+        if self._starving_since_s is None:
+            self._starving_since_s = now_s
+        reason = _shortage(metrics, in_flight, cap, has_retracted=metrics.retracted > retracted)
+        if now_s - self._starving_since_s < _STARVED_AFTER_S or reason == self._told:
+            return None
+        self._told = reason
+        return f"runs {metrics.running:g} of {cap} requests: {reason}"
+
+
+def _shortage(metrics: Metrics, in_flight: int, cap: int, *, has_retracted: bool) -> str:
+    if has_retracted:
+        return "retraction: running requests outgrow the KV pool"
+    if metrics.state_usage >= _FULL_FRACTION:
+        return f"short of state slots ({metrics.state_usage:.0%} in use)"
+    if metrics.token_usage >= _FULL_FRACTION:
+        return f"short of KV tokens ({metrics.token_usage:.0%} in use)"
+    if metrics.queued:
+        return f"{metrics.queued:g} wait for admission: the scheduler reserves for long outputs"
+    if in_flight < _STARVED_FRACTION * cap:
+        return f"short of requests ({in_flight} in flight)"
+    return "requests are between the client and the scheduler"

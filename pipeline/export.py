@@ -1,0 +1,420 @@
+"""Published parts → the final data set: sorted, split, in files of one size. Bounded in memory.
+
+Invariant: every published row is in exactly one file or is dropped for a reason, and the files are
+read back to make sure. Rows are sorted by scattering them over buckets on the local disk, each
+small enough to be sorted in memory, and gathering the buckets in order. A broken-off export goes on
+where it was: scattered buckets and finished files stay, and `export.json` comes last.
+
+Memory holds an index of some 150 bytes a row, one bucket, and a batch of rows.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.checkpoint import DATA
+from pipeline.errors import ConfigError
+from pipeline.export_index import KEPT, Index, index_rows
+from pipeline.export_rows import KEY_COLUMNS, RowForm
+from pipeline.object_store import Store
+from pipeline.storage import Folder
+from schemas.export import ExportedFile, ExportOptions, ExportRecord
+from schemas.manifest import Part
+
+RECORD_FILE, DROPPED_FILE = "export.json", "dropped.jsonl"
+
+_BUCKET_BYTES = 32 * 2**20
+# Of rows as read; sorting holds a bucket two or three times.
+_MOST_OPEN_BUCKETS = 400
+# A writer each; of the 1,024 files that a process may have open by default.
+_BATCH_ROWS = 256
+_READ_BUFFER_BYTES = 2**20
+_RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Neighbours in the order of the output, of one split."""
+
+    number: int
+    split: str
+    first_rank: int
+    stop_rank: int
+
+
+def export(
+    folder: Folder,
+    parts: Sequence[Part],
+    input_ids: Iterable[pa.Array],
+    *,
+    run_id: str,
+    form: RowForm,
+    options: ExportOptions,
+    store: Store,
+    scratch: Path,
+    log: Callable[[str], None],
+) -> ExportRecord:
+    """`input_ids` are the input's row ids in order; rows that the input lacks come after them.
+
+    Raises ConfigError when the destination holds something else, or when what was written is not
+    what was published.
+    """
+    fingerprint = _fingerprint(run_id, parts, options)
+    standing = _standing_record(store, fingerprint)
+    if standing is not None:
+        log("event=nothing_to_do this export is whole already")
+        return standing
+    _prepare(scratch, store, fingerprint)
+    index = index_rows(folder, parts, input_ids, options)
+    log(f"event=indexed rows={index.num_rows} dropped={json.dumps(index.dropped())}")
+    buckets = _buckets(index, folder, options, set(form.columns))
+    files = _read_journal(scratch, store)
+    for group in _groups(buckets):
+        _scatter(folder, index, buckets, group, form, scratch, log)
+        files = _gather(group, files, store, scratch, options, log)
+    if not files:
+        raise ConfigError(f"{folder.root}: no row is left to export: {index.dropped()}")
+    _check_written(index, files, store)
+    record = ExportRecord(
+        fingerprint=fingerprint,
+        run_id=run_id,
+        format=options.format,
+        rows_published=index.num_rows,
+        rows_exported=index.num_rows - sum(index.dropped().values()),
+        dropped=index.dropped(),
+        files=tuple(files),
+    )
+    store.write_whole(DROPPED_FILE, b"".join(_dropped_lines(index)))
+    return record
+
+
+def commit(store: Store, record: ExportRecord, card: str, scratch: Path) -> None:
+    """The card, then the record that makes the folder whole; the scratch goes."""
+    store.write_whole("README.md", card.encode())
+    store.write_whole(RECORD_FILE, record.to_json().encode())
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _fingerprint(run_id: str, parts: Sequence[Part], options: ExportOptions) -> str:
+    listed = [(part.name, part.size_bytes) for part in parts]
+    text = json.dumps([run_id, listed, asdict(options)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _standing_record(store: Store, fingerprint: str) -> ExportRecord | None:
+    """The record of this very export, if it is whole. Raises ConfigError for another's."""
+    if store.size_bytes(RECORD_FILE) is None:
+        return None
+    try:
+        record = ExportRecord.from_json(store.read(RECORD_FILE).decode())
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{store.where}: {RECORD_FILE} is no record of an export") from None
+    if record.fingerprint != fingerprint:
+        raise ConfigError(
+            f"{store.where}: holds another export, of run {record.run_id} as "
+            f"{record.format!r}; give --to a folder of its own"
+        )
+    return record
+
+
+def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
+    """Go on where this export was broken off, or begin in an empty destination.
+
+    Raises ConfigError for a destination that holds files which this export has not written.
+    """
+    name, found = scratch / "fingerprint", store.names()
+    if name.exists() and name.read_text() == fingerprint:
+        written = {file.name for file in _read_journal(scratch, store)}
+        for half in found:
+            if half.startswith("data/") and half not in written:
+                store.remove(half)
+        return
+    if found:
+        raise ConfigError(
+            f"{store.where}: found {found[0]} there; expected an empty folder, or the same export "
+            f"broken off"
+        )
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    _write_synced(name, fingerprint)
+
+
+# -- buckets
+
+
+def _buckets(
+    index: Index, folder: Folder, options: ExportOptions, columns: set[str]
+) -> list[Bucket]:
+    """Cut each split's ranks into runs of about `_BUCKET_BYTES`."""
+    sample = index.parts[:: max(1, len(index.parts) // 64)]
+    raw_bytes = sum(_raw_bytes(folder, part, columns) for part in sample)
+    bytes_per_row = max(1, raw_bytes // max(1, sum(part.num_rows for part in sample)))
+    rows_per_bucket = max(1, min(_BUCKET_BYTES, options.file_bytes) // bytes_per_row)
+    buckets: list[Bucket] = []
+    for number, (split, _) in enumerate(options.splits):
+        start, stop = index.split_starts[number], index.split_starts[number + 1]
+        for first in range(start, stop, rows_per_bucket):
+            last = min(first + rows_per_bucket, stop)
+            buckets.append(
+                Bucket(number=len(buckets), split=split, first_rank=first, stop_rank=last)
+            )
+    return buckets
+
+
+def _raw_bytes(folder: Folder, part: Part, columns: set[str]) -> int:
+    """Of the columns that go out, as they are before compression."""
+    metadata = pq.read_metadata(folder.path(f"{DATA}/{part.name}"))
+    chunks = (
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    return sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in columns
+    )
+
+
+def _groups(buckets: list[Bucket]) -> list[list[Bucket]]:
+    """As many buckets at once as may be open; each group is one pass over the parts."""
+    starts = range(0, len(buckets), _MOST_OPEN_BUCKETS)
+    return [buckets[start : start + _MOST_OPEN_BUCKETS] for start in starts]
+
+
+def _scatter(
+    folder: Folder,
+    index: Index,
+    buckets: list[Bucket],
+    group: list[Bucket],
+    form: RowForm,
+    scratch: Path,
+    log: Callable[[str], None],
+) -> None:
+    """Write the group's rows to its buckets, once: a marker says that they are all there.
+
+    The marker holds the rows that could not be put in form.
+    """
+    marker = scratch / f"scattered-{group[0].number:06d}.json"
+    if marker.exists():
+        for row, reason in json.loads(marker.read_text()):
+            index.drop(row, reason)
+        return
+    starts = array("q", [bucket.first_rank for bucket in group])
+    stop, left_out = group[-1].stop_rank, []
+    with ExitStack() as stack:
+        writers: dict[int, Any] = {}
+
+        def writer(number: int, schema: pa.Schema) -> Any:  # noqa: ANN401 - pyarrow ships no types
+            if number not in writers:
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                opened = pa.OSFile(str(_bucket_file(scratch, number)), "wb")
+                stack.callback(opened.close)
+                writers[number] = stack.enter_context(
+                    pa.ipc.new_stream(opened, schema, options=options)
+                )
+            return writers[number]
+
+        for first_row, batch in _batches(folder, index.parts, form.columns):
+            chosen = [
+                place
+                for place in range(batch.num_rows)
+                if index.reasons[first_row + place] == KEPT
+                and starts[0] <= index.rank[first_row + place] < stop
+            ]
+            if not chosen:
+                continue
+            converted, faults = form.convert(batch.take(pa.array(chosen, pa.int32())))
+            left_out += [(first_row + chosen[place], reason) for place, reason in faults]
+            ranks = [index.rank[first_row + chosen[at]] for at in converted["at"].to_pylist()]
+            converted = converted.drop_columns(["at"])
+            converted = converted.append_column(_RANK, pa.array(ranks, pa.int64()))
+            for number, rows in _by_bucket(ranks, group):
+                writer(number, converted.schema).write_table(converted.take(rows))
+    for row, reason in left_out:
+        index.drop(row, reason)
+    _write_synced(marker, json.dumps(left_out))
+    log(f"event=scattered buckets={len(group)} of={len(buckets)}")
+
+
+def _by_bucket(ranks: list[int], group: list[Bucket]) -> Iterator[tuple[int, pa.Array]]:
+    """Bucket numbers with the places of their rows."""
+    rows_per_bucket = group[0].stop_rank - group[0].first_rank
+    places: dict[int, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        # Buckets of one split are equally long but for the last, so that the guess is near.
+        number = min(len(group) - 1, (rank - group[0].first_rank) // rows_per_bucket)
+        while rank < group[number].first_rank:
+            number -= 1
+        while rank >= group[number].stop_rank:
+            number += 1
+        places.setdefault(group[number].number, []).append(place)
+    for number, found in places.items():
+        yield number, pa.array(found, pa.int32())
+
+
+def _batches(
+    folder: Folder, parts: Sequence[Part], columns: list[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    """Every row of the parts in order, a few at a time, with the number of the first."""
+    first_row = 0
+    for part in parts:
+        path = folder.path(f"{DATA}/{part.name}")
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                table = pa.Table.from_batches([batch]).select(columns)
+                yield first_row, table.replace_schema_metadata(None)
+                first_row += batch.num_rows
+
+
+def _bucket_file(scratch: Path, number: int) -> Path:
+    return scratch / f"bucket-{number:06d}.arrow"
+
+
+# -- files
+
+
+def _gather(
+    group: list[Bucket],
+    files: list[ExportedFile],
+    store: Store,
+    scratch: Path,
+    options: ExportOptions,
+    log: Callable[[str], None],
+) -> list[ExportedFile]:
+    """Sort bucket after bucket into files; those of finished files are passed over."""
+    done = {n for f in files for n in range(f.first_bucket, f.last_bucket + 1)}
+    # A bucket has no file where none of its rows could be put in form.
+    waiting = [
+        bucket
+        for bucket in group
+        if bucket.number not in done and _bucket_file(scratch, bucket.number).exists()
+    ]
+    while waiting:
+        split = waiting[0].split
+        number = sum(file.split == split for file in files)
+        name = f"data/{split}-{number:05d}.parquet"
+        file = _write_file(name, [b for b in waiting if b.split == split], store, scratch, options)
+        waiting = [bucket for bucket in waiting if bucket.number > file.last_bucket]
+        files = [*files, file]
+        _append_synced(scratch / "journal.jsonl", json.dumps(asdict(file)) + "\n")
+        for n in range(file.first_bucket, file.last_bucket + 1):
+            _bucket_file(scratch, n).unlink(missing_ok=True)
+        log(f"event=file_written name={name} rows={file.num_rows} bytes={file.size_bytes}")
+    return files
+
+
+def _write_file(
+    name: str, buckets: list[Bucket], store: Store, scratch: Path, options: ExportOptions
+) -> ExportedFile:
+    """One file from as many buckets as it takes to its size."""
+    num_rows, last = 0, buckets[0]
+    first_table = _sorted_bucket(_bucket_file(scratch, last.number))
+    with (
+        store.writing(name) as stream,
+        pq.ParquetWriter(stream, first_table.schema, compression="zstd") as writer,
+    ):
+        for bucket in buckets:
+            table = first_table
+            if bucket is not buckets[0]:
+                table = _sorted_bucket(_bucket_file(scratch, bucket.number))
+            writer.write_table(table)
+            num_rows, last = num_rows + table.num_rows, bucket
+            if stream.tell() >= options.file_bytes:
+                break
+    size_bytes = store.size_bytes(name)
+    assert size_bytes is not None
+    return ExportedFile(
+        name=name,
+        split=last.split,
+        size_bytes=size_bytes,
+        num_rows=num_rows,
+        first_bucket=buckets[0].number,
+        last_bucket=last.number,
+    )
+
+
+def _sorted_bucket(path: Path) -> pa.Table:
+    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+        table = reader.read_all()
+    by = [(_RANK, "ascending")]
+    by += [("turn_index", "ascending")] if "turn_index" in table.column_names else []
+    order = pc.sort_indices(table.select([name for name, _ in by]), sort_keys=by)
+    return table.drop_columns([_RANK]).combine_chunks().take(order)
+
+
+def _read_journal(scratch: Path, store: Store) -> list[ExportedFile]:
+    """Files of a broken-off export that stand as they were written."""
+    journal = scratch / "journal.jsonl"
+    if not journal.exists():
+        return []
+    lines = journal.read_text().split("\n")[:-1]
+    files = [ExportedFile(**json.loads(line)) for line in lines]
+    gone = [file.name for file in files if store.size_bytes(file.name) != file.size_bytes]
+    if gone:
+        raise ConfigError(
+            f"{store.where}: {gone[0]} is not as this export wrote it; remove {scratch} to begin "
+            f"again"
+        )
+    return files
+
+
+def _write_synced(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    _append_synced(temporary, text)
+    temporary.replace(path)
+
+
+def _append_synced(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# -- the proof
+
+
+def _check_written(index: Index, files: list[ExportedFile], store: Store) -> None:
+    """Every kept row stands in the files once, in its place, and nothing else does."""
+    expected = index.kept_keys()
+    for file in files:
+        for key in _written_keys(store, file):
+            wanted = next(expected, None)
+            if wanted != key:
+                raise ConfigError(
+                    f"{store.where}: {file.name} holds row {key} where {wanted} belongs: the "
+                    f"export is not what was published"
+                )
+    missing = next(expected, None)
+    if missing is not None:
+        raise ConfigError(f"{store.where}: row {missing} was not written")
+
+
+def _written_keys(store: Store, file: ExportedFile) -> Iterator[tuple[str, int]]:
+    """As read back; the turns of a row, one behind the other, count once."""
+    with store.open_input(file.name) as stream, pq.ParquetFile(stream) as parquet:
+        has_turns = "turn_index" in parquet.schema_arrow.names
+        columns = [*KEY_COLUMNS, *(["turn_index"] if has_turns else [])]
+        for batch in parquet.iter_batches(4096, columns=columns):
+            for row in batch.to_pylist():
+                if not has_turns or row["turn_index"] == 0:
+                    yield row["row_id"], row["sample_index"]
+
+
+def _dropped_lines(index: Index) -> Iterator[bytes]:
+    for row_id, sample_index, reason in index.dropped_keys():
+        values = {"row_id": row_id, "sample_index": sample_index, "reason": reason}
+        yield json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

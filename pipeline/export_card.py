@@ -1,0 +1,148 @@
+"""The data set's card: what is in it, where it comes from, and what was left out."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
+
+from pipeline.checkpoint import DATA
+from pipeline.storage import Folder
+from schemas.export import ExportOptions, ExportRecord
+from schemas.manifest import Part, RunRecord
+
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+_LARGER = "1M<n<10M"
+_LENGTH_COLUMNS = ("completion_tokens", "reasoning_tokens")
+
+
+@dataclass(slots=True)
+class RowFacts:
+    """Counts over all published rows; a length takes one entry however many rows have it."""
+
+    flags: Counter[str] = field(default_factory=Counter)
+    engines: Counter[str] = field(default_factory=Counter)
+    finishes: Counter[str] = field(default_factory=Counter)
+    lengths: dict[str, Counter[int]] = field(
+        default_factory=lambda: {name: Counter() for name in _LENGTH_COLUMNS}
+    )
+
+
+def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
+    facts = RowFacts()
+    columns = ["flags", "finish_reason", "engine", "engine_release"]
+    columns += [f"turns.list.element.{name}" for name in _LENGTH_COLUMNS]
+    for part in parts:
+        with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
+            table = file.read(columns=columns)
+        for row in table.to_pylist():
+            facts.flags.update(row["flags"])
+            facts.finishes[row["finish_reason"] or "error"] += 1
+            facts.engines[row["engine_release"] or row["engine"]] += 1
+            for turn in row["turns"]:
+                for name in _LENGTH_COLUMNS:
+                    if turn[name] is not None:
+                        facts.lengths[name][turn[name]] += 1
+    return facts
+
+
+def card(run: RunRecord, record: ExportRecord, options: ExportOptions, facts: RowFacts) -> str:
+    settings = run.identity.settings
+    return "\n".join(
+        [
+            *_header(record, options),
+            "",
+            f"# Completions of {settings.get('model')}",
+            "",
+            (
+                f"{record.rows_exported:,} rows of the format `{record.format}`, out of "
+                f"{record.rows_published:,} that were generated."
+            ),
+            "",
+            *_table("Split | rows", _split_rows(record, options)),
+            *_table("Left out because of | rows", sorted(record.dropped.items())),
+            *_table("Flag (of all generated rows) | rows", facts.flags.most_common()),
+            *_table("Ended with | rows", facts.finishes.most_common()),
+            *_table("Engine release | rows", facts.engines.most_common()),
+            *_lengths(facts),
+            "## How it was made",
+            "",
+            *(f"- `{name}`: `{json.dumps(value)}`" for name, value in settings.items()),
+            f"- run `{run.run_id}`, export `{record.fingerprint}`",
+            *(f"- changed on the way: {line}" for line in run.accepted_drift),
+            "",
+            f"Order: {_order(options)}. A row's split hangs on a hash of its id.",
+            "",
+        ]
+    )
+
+
+def _header(record: ExportRecord, options: ExportOptions) -> list[str]:
+    present = {file.split for file in record.files}
+    size = next((name for most, name in _SIZES if record.rows_exported < most), _LARGER)
+    files = [
+        line
+        for split, _ in options.splits
+        if split in present
+        for line in (f"  - split: {split}", f"    path: data/{split}-*.parquet")
+    ]
+    return [
+        "---",
+        "# license: yours to choose; the terms of the model and of the prompts apply",
+        "task_categories: [text-generation]",
+        f"size_categories: [{size}]",
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        *files,
+        "---",
+    ]
+
+
+def _split_rows(record: ExportRecord, options: ExportOptions) -> list[tuple[str, int]]:
+    """Rows of the files: of token rows, a row a turn."""
+    rows: Counter[str] = Counter()
+    for file in record.files:
+        rows[file.split] += file.num_rows
+    return [(split, rows[split]) for split, _ in options.splits]
+
+
+def _table(head: str, rows: Sequence[tuple[str, int]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"| {head} |", "| --- | ---: |"]
+    return [*lines, *(f"| {name} | {count:,} |" for name, count in rows), ""]
+
+
+def _lengths(facts: RowFacts) -> list[str]:
+    lines = []
+    for name, counts in facts.lengths.items():
+        total = sum(counts.values())
+        if not total:
+            continue
+        mean = sum(length * count for length, count in counts.items()) / total
+        marks = " | ".join(f"{_quantile(counts, total, q):,}" for q in (0.5, 0.95, 0.99, 1.0))
+        lines.append(f"| {name.replace('_', ' ')} a turn | {mean:,.0f} | {marks} |")
+    if not lines:
+        return []
+    head = [
+        "| Lengths | mean | median | 95% | 99% | longest |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    return [*head, *lines, ""]
+
+
+def _quantile(counts: Counter[int], total: int, share: float) -> int:
+    seen = 0
+    for length in sorted(counts):
+        seen += counts[length]
+        if seen >= share * total:
+            return length
+    raise AssertionError("shares are one at most")
+
+
+def _order(options: ExportOptions) -> str:
+    if options.shuffle_seed is None:
+        return "as in the prompts"
+    return f"shuffled with the seed {options.shuffle_seed}"

@@ -1,0 +1,55 @@
+"""How the tries of one engine end, and what follows from it: when to ask again, when to give up.
+
+A single failed try says nothing of the engine; many in a row, or nearly all of many, do.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from schemas.completion import Interruption
+from schemas.config import RetryConfig
+
+_SICK_TRIES = 200
+_SICK_FRACTION = 0.9
+# assumed: a server that is only overloaded answers more than a tenth of what it is asked
+
+
+@dataclass(slots=True, kw_only=True)
+class Tries:
+    """Tries since the engine's last start."""
+
+    retry: RetryConfig
+    max_consecutive_failures: int
+    consecutive_failures: int = 0
+    _failed: deque[bool] = field(default_factory=lambda: deque(maxlen=_SICK_TRIES))
+    _jitter: random.Random = field(default_factory=random.Random)
+
+    def answered(self) -> None:
+        self.consecutive_failures = 0
+        self._failed.append(False)
+
+    def failed(self, outcome: Interruption) -> str | None:
+        """Count one; why the engine is sick, or None while it may be well."""
+        self.consecutive_failures += 1
+        self._failed.append(True)
+        if self.consecutive_failures >= self.max_consecutive_failures:
+            return (
+                f"{self.consecutive_failures} tries failed in a row, the last with: {outcome.cause}"
+            )
+        failed = sum(self._failed)
+        # Who asks for a wait is busy, not sick.
+        if failed > _SICK_FRACTION * _SICK_TRIES and not outcome.retry_after_s:
+            return f"{failed} of {_SICK_TRIES} tries failed, the last with: {outcome.cause}"
+        return None
+
+    def start_anew(self) -> None:
+        self.consecutive_failures = 0
+        self._failed.clear()
+
+    def backoff_s(self, tries: int, retry_after_s: float | None) -> float:
+        """Exponential, with half of it left to chance so that rows do not return together."""
+        retry = self.retry
+        backoff_s = min(retry.backoff_max_s, retry.backoff_initial_s * 2.0 ** (tries - 1))
+        asked_s = min(retry_after_s or 0.0, retry.retry_after_max_s)
+        return max(asked_s, backoff_s) * self._jitter.uniform(1.0 if asked_s else 0.5, 1.1)

@@ -1,0 +1,393 @@
+"""A stand-in for SGLang: a process with SGLang's flags, log lines, API and metrics. stdlib only.
+
+usage: standin_sglang.py --model-path M --port P --api-key K [any flag of sglang.launch_server]
+
+It has a memory model of its own, coarser than the planner's: a card, weights, a cost a token and a
+cost a request. STANDIN is a JSON object that tells it what to do:
+
+    card_gib, weights_gib, draft_gib, token_kib, request_mib, context_gib   its memory
+    fail: {"at": stage, "as": wording, "times": n}   die at start | load | draft | pool | capture
+    old: true            the wording of old releases
+    oom_above: n         out of memory once more than n requests run
+    hang_after: n        no token after n answers, while the health page stays well
+    die_after: n         the scheduler dies after n answers, the HTTP server lives on
+    kill_on: text        the scheduler dies of a prompt that holds this text
+    leak_mib: n          each answer costs so much, until memory runs out
+    slow_s: s            each answer takes so long
+    load_s: s            and the start so much longer
+    silent: true         a start that says nothing and does nothing
+    starts: path         a file that counts the starts, so that a fault can be of the first ones
+"""
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+DEFAULTS: dict[str, Any] = {
+    "card_gib": 94.97,
+    "weights_gib": 50.96,
+    "draft_gib": 5.53,
+    "token_kib": 64.0,
+    "request_mib": 734.0,
+    "context_gib": 0.8,
+    "release": "0.5.23",
+    "old": False,
+    "slow_s": 0.0,
+}
+USAGE = "usage: launch_server.py [-h] --model-path MODEL_PATH [--host HOST] [--port PORT]"
+
+
+class State:
+    """What the process knows of itself."""
+
+    def __init__(self, told: dict[str, Any], flags: argparse.Namespace) -> None:
+        self.told, self.flags = told, flags
+        self.lock = threading.Lock()
+        self.running = 0
+        self.answers = 0
+        self.tokens = 0
+        self.leaked_gib = 0.0
+        self.has_hung = False
+        self.scheduler_lives = True
+        self.is_up = False
+        self.pool_tokens = 0
+        self.effective = 0
+        self.slack_gib = 0.0
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')} TP0] {text}", flush=True)
+
+
+def say_plain(text: str) -> None:
+    print(text, flush=True)
+
+
+# -- the start
+
+
+def parsed(argv: list[str], told: dict[str, Any]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="launch_server.py", usage=USAGE, allow_abbrev=False)
+    add = parser.add_argument
+    for name in (
+        "--model-path",
+        "--host",
+        "--api-key",
+        "--served-model-name",
+        "--reasoning-parser",
+    ):
+        add(name)
+    add("--port", type=int, required=True)
+    add("--mem-fraction-static", type=float, default=0.85)
+    add("--max-running-requests", type=int)
+    add("--context-length", type=int, default=32768)
+    add("--tp-size", type=int, default=1)
+    add("--chunked-prefill-size", type=int, default=8192)
+    add("--speculative-algorithm")
+    for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
+        add(f"--speculative-{name}", type=int)
+    newer = {"--mamba-radix-cache-strategy", "--cuda-graph-max-bs-decode"}
+    older = {"--mamba-scheduler-strategy", "--cuda-graph-max-bs"}
+    for name in older if told["old"] else newer:
+        add(name)
+    for name in ("--enable-metrics", "--disable-radix-cache", "--trust-remote-code",
+                 "--disable-custom-all-reduce"):  # fmt: skip
+        add(name, action="store_true")
+    return parser.parse_args(argv)
+
+
+def start(state: State) -> None:
+    """The launch, line by line, with a memory model of its own."""
+    told, flags = state.told, state.flags
+    total, old = told["card_gib"], told["old"]
+    free = total - told["context_gib"] - told.get("others_gib", 0.0)
+    die_if_told(state, "start", free)
+    say("Init torch distributed begin." if old else "Init parallel begin.")
+    say(f"Load weight begin. avail mem={free:.2f} GB")
+    time.sleep(told.get("load_s", 0.0))
+    before = free
+    weights = told["weights_gib"] / flags.tp_size
+    die_if_told(state, "load", free)
+    if weights > free:
+        out_of_memory(state, 2.0, max(free, 0.1))
+    free -= weights
+    say(loaded("Qwen3_5ForConditionalGeneration", free, weights, old))
+    if flags.speculative_algorithm:
+        say(f"Load weight begin. avail mem={free:.2f} GB")
+        die_if_told(state, "draft", free)
+        if told["draft_gib"] > free:
+            out_of_memory(state, 1.02, free)
+        free -= told["draft_gib"]
+        say(loaded("Qwen3_5ForCausalLMMTP", free, told["draft_gib"], old))
+    die_if_told(state, "pool", free)
+    size_pools(state, before, free)
+
+
+def loaded(kind: str, free: float, used: float, old: bool) -> str:
+    took = "" if old else "elapsed=1.00 s, "
+    return f"Load weight end. {took}type={kind}, avail mem={free:.2f} GB, mem usage={used:.2f} GB."
+
+
+def size_pools(state: State, before: float, free: float) -> None:
+    told, flags = state.told, state.flags
+    rest = free - before * (1 - flags.mem_fraction_static)
+    asked = flags.max_running_requests or 48
+    draft_tokens = flags.speculative_num_draft_tokens or 0
+    each = told["request_mib"] / 1024 * (1 + draft_tokens / 5)
+    state.effective = min(asked, int(rest / 2 / each)) if rest > 0 else 0
+    state.pool_tokens = int((rest - state.effective * each) * 2**20 / told["token_kib"])
+    if rest <= 0 or state.pool_tokens <= 0 or state.effective <= 0:
+        fail(state, not_enough(state, rest))
+    say(f"KV Cache is allocated. #tokens: {state.pool_tokens}, K size: {rest / 2:.2f} GB")
+    state.slack_gib = before * (1 - flags.mem_fraction_static)
+    say(f"Memory pool end. avail mem={state.slack_gib:.2f} GB")
+    name = "cuda graph" if told["old"] else "target decode CUDA graph"
+    say(f"Capture {name} begin. avail mem={state.slack_gib:.2f} GB")
+    die_if_told(state, "capture", state.slack_gib)
+    need = told.get("graphs_gib", 2.0)
+    if need > state.slack_gib:
+        capture_failed(state, need)
+    state.slack_gib -= need
+    say(f"Capture {name} end. mem usage={need:.2f} GB. avail mem={state.slack_gib:.2f} GB.")
+    say(
+        f"max_total_num_tokens={state.pool_tokens}, chunked_prefill_size="
+        f"{flags.chunked_prefill_size}, max_prefill_tokens=16384, max_running_requests="
+        f"{state.effective}, context_len={flags.context_length}"
+    )
+
+
+# -- failures
+
+
+def die_if_told(state: State, stage: str, free: float) -> None:
+    order = state.told.get("fail")
+    if not order or order["at"] != stage or order.get("times", 10**6) < starts_so_far(state):
+        return
+    text = order["as"]
+    if text == "oom":
+        out_of_memory(state, 1.5, min(free, 0.4))
+    if text == "capture":
+        capture_failed(state, 2.78)
+    if text == "kill":
+        os.kill(os.getpid(), 9)
+    fail(state, text)
+
+
+def starts_so_far(state: State) -> int:
+    path = state.told.get("starts")
+    return len(Path(path).read_text().splitlines()) if path else 1
+
+
+def not_enough(state: State, rest: float) -> str:
+    if rest <= 0 and not state.told["old"]:
+        fraction = state.flags.mem_fraction_static
+        return (
+            f"ValueError: Loaded weights leave no GPU memory for the KV cache under "
+            f"--mem-fraction-static={fraction}. Raise --mem-fraction-static above 0.600"
+        )
+    return "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+
+def oom_text(state: State, tried: float, free: float) -> str:
+    total = state.told["card_gib"]
+    if state.told["old"]:
+        return (
+            f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried:.2f} GiB "
+            f"(GPU 0; {total:.2f} GiB total capacity; 90.00 GiB already allocated; {free:.2f} GiB "
+            f"free; 91.00 GiB reserved in total by PyTorch)"
+        )
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried:.2f} GiB. GPU 0 has "
+        f"a total capacity of {total:.2f} GiB of which {free:.2f} GiB is free. Including "
+        f"non-PyTorch memory, this process has {total - free:.2f} GiB memory in use."
+    )
+
+
+def out_of_memory(state: State, tried: float, free: float) -> None:
+    fail(state, oom_text(state, tried, free))
+
+
+def capture_failed(state: State, tried: float) -> None:
+    text = oom_text(state, tried, state.slack_gib or 1.6).partition(": ")[2]
+    fail(state, f"Exception: Capture cuda graph failed: {text}\nPossible solutions:")
+
+
+def fail(state: State, text: str) -> None:
+    """As a scheduler fails: its traceback, then what the parent makes of it."""
+    if text.startswith(("usage", "launch_server.py: error")):
+        say_plain(text)
+        os._exit(2)
+    say("Scheduler hit an exception: Traceback (most recent call last):")
+    say_plain('  File "/x/sglang/srt/managers/scheduler.py", line 6358, in run_scheduler_process')
+    say_plain(f"{text}\n")
+    say_plain(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Received sigquit from a child process.")
+    say_plain(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] kill_process_tree called: parent_pid=1")
+    os._exit(1)
+
+
+# -- serving
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The OpenAI API, /server_info and /metrics."""
+
+    protocol_version = "HTTP/1.1"
+    state: State
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        pass
+
+    def do_GET(self) -> None:
+        state = self.state
+        if self.path == "/metrics":
+            self.send(200, metrics(state).encode(), "text/plain; version=0.0.4")
+        elif self.path.startswith("/health"):
+            self.send(200, b"")
+        elif not self.is_allowed():
+            self.send(401, b'{"error": "Unauthorized"}')
+        elif self.path == "/v1/models":
+            facts = {"id": "m", "max_model_len": state.flags.context_length}
+            self.send_json(200, {"data": [facts]})
+        elif self.path in ("/server_info", "/get_server_info") and not (
+            state.told["old"] and self.path == "/server_info"
+        ):
+            self.send_json(200, server_info(state))
+        else:
+            self.send(404, b"{}")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not self.is_allowed():
+            self.send(401, b'{"error": "Unauthorized"}')
+            return
+        self.send_json(*answer(self.state, body))
+
+    def is_allowed(self) -> bool:
+        return self.headers.get("authorization") == f"Bearer {self.state.flags.api_key}"
+
+    def send_json(self, status: int, values: dict[str, Any]) -> None:
+        self.send(status, json.dumps(values).encode())
+
+    def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    told = state.told
+    prompt = str(body["messages"][-1]["content"])
+    words = len(prompt.split())
+    if words > state.flags.context_length:
+        return 400, {"message": f"The input ({words} tokens) is longer than the context length"}
+    with state.lock:
+        state.running += 1
+        running = state.running
+    try:
+        if running == 1:
+            say(f"Prefill batch, #new-seq: 1, #new-token: {words}, #running-req: 0, #queue-req: 0")
+        serve_faults(state, prompt, running)
+        time.sleep(told["slow_s"])
+        with state.lock:
+            state.answers += 1
+            state.tokens += 3
+            after = state.answers
+        if after % 40 == 1:
+            say(f"Decode batch, #running-req: {running}, #token: {after * 3}, #queue-req: 0")
+    finally:
+        with state.lock:
+            state.running -= 1
+    message = {
+        "role": "assistant",
+        "content": f"\n\nanswer to {prompt}",
+        "reasoning_content": "thinking",
+        "prompt_token_ids": list(range(words)),
+        "response_token_ids": [1, 2, 3],
+    }
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": words, "completion_tokens": 3, "reasoning_tokens": 1}
+    return 200, {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def serve_faults(state: State, prompt: str, running: int) -> None:
+    """Whatever STANDIN tells to go wrong while serving."""
+    told = state.told
+    if not state.scheduler_lives:
+        time.sleep(3600)
+    if running > told.get("oom_above", 10**6):
+        out_of_memory(state, 3.77, 0.9)
+    if told.get("kill_on", "\0") in prompt:
+        scheduler_dies(state)
+    first_starts = starts_so_far(state) <= told.get("fault_starts", 10**6)
+    state.leaked_gib += told.get("leak_mib", 0) / 1024
+    if first_starts and state.leaked_gib > state.slack_gib:
+        out_of_memory(state, 0.25, 0.1)
+    if first_starts and state.answers >= told.get("die_after", 10**9):
+        scheduler_dies(state)
+    if first_starts and state.answers >= told.get("hang_after", 10**9):
+        state.has_hung = True
+    if state.has_hung:
+        time.sleep(3600)
+
+
+def scheduler_dies(state: State) -> None:
+    """The scheduler is killed; the HTTP server lives a moment longer and answers nothing."""
+    state.scheduler_lives = False
+    say_plain("Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT")
+    time.sleep(state.told.get("linger_s", 0.3))
+    say_plain("kill_process_tree called: parent_pid=1, include_parent=True, pid=1")
+    os._exit(1)
+
+
+def server_info(state: State) -> dict[str, Any]:
+    inner: dict[str, Any] = {"last_gen_throughput": 1.0}
+    if not state.told["old"]:
+        inner["effective_max_running_requests_per_dp"] = state.effective
+    asked = state.flags.max_running_requests
+    return {
+        "version": state.told["release"],
+        "max_running_requests": asked,
+        "max_total_num_tokens": state.pool_tokens,
+        "internal_states": [inner],
+    }
+
+
+def metrics(state: State) -> str:
+    labels = '{engine_type="unified",model_name="m",tp_rank="0"}'
+    values = {
+        "num_running_reqs": state.running,
+        "num_queue_reqs": 0,
+        "token_usage": 0.1,
+        "realtime_tokens_total": state.tokens,
+        "generation_tokens_total": state.tokens,
+    }
+    return "".join(f"sglang:{name}{labels} {float(value)}\n" for name, value in values.items())
+
+
+def main(argv: list[str]) -> int:
+    told = {**DEFAULTS, **json.loads(os.environ.get("STANDIN", "{}"))}
+    if "starts" in told:
+        with Path(told["starts"]).open("a") as file:
+            file.write(f"{time.time()} {' '.join(argv)}\n")
+    if told.get("silent"):
+        time.sleep(3600)
+    flags = parsed(argv, told)
+    state = State(told, flags)
+    start(state)
+    Handler.state = state
+    server = ThreadingHTTPServer(("127.0.0.1", flags.port), Handler)
+    say_plain("The server is fired up and ready to roll!")
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,260 @@
+"""From a cause and a plan to what is tried next: every cause, in old and new wording."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.engines.ladder import (
+    MOST_STEPS,
+    Again,
+    Setting,
+    Step,
+    Stop,
+    Tried,
+    next_step,
+)
+from pipeline.engines.launch_log import failure_cause, figures
+from pipeline.planner.calibration import calibration_of
+from pipeline.planner.hardware import gpu_named
+from pipeline.planner.launch_flags import LaunchFlags, parse_launch_line
+from pipeline.planner.launch_plan import plan_launch
+from pipeline.planner.model_facts import model_facts
+from pipeline.planner.model_files import find_model
+from schemas.plan import Calibration, LaunchPlan
+
+LOGS = Path(__file__).with_name("data") / "engine_logs"
+EXCERPTS = sorted(path.stem for path in LOGS.glob("*.log"))
+QWEN = "Qwen/Qwen3.6-27B"
+MTP = (
+    "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
+    "--speculative-num-draft-tokens 4"
+)
+
+
+def setting(model: str = QWEN, gpu: str = "rtx-pro-6000", **changes: object) -> Setting:
+    files = find_model(model, hub=False)
+    facts = model_facts(model, files.config, hf_quant=files.hf_quant)
+    values = {"model": facts, "gpu": gpu_named(gpu), "num_gpus": 1, "version": "0.5.23"}
+    return Setting(**values | changes)  # type: ignore[arg-type]
+
+
+BLIND = Setting(model=None, gpu=None, num_gpus=1, version=None)
+
+
+def flags(line: str, model: str = QWEN) -> LaunchFlags:
+    return parse_launch_line(["--model-path", model, *line.split()])
+
+
+def tried(line: str, excerpt: str) -> Tried:
+    cause = failure_cause((LOGS / f"{excerpt}.log").read_text(), status=1)
+    return Tried(flags=flags(line), cause=cause)
+
+
+def plan(line: LaunchFlags, on: Setting) -> LaunchPlan:
+    assert on.model is not None
+    assert on.gpu is not None
+    made = plan_launch(on.model, on.gpu, line, version=on.version, with_advice=False)
+    assert isinstance(made, LaunchPlan)
+    return made
+
+
+def fraction(line: LaunchFlags) -> float:
+    value = line.fraction("mem-fraction-static")
+    assert value is not None
+    return value
+
+
+# What the ladder does first about each cause, whatever the wording. The launch is Qwen3.6-27B with
+# MTP on one RTX PRO 6000.
+FIRST = {
+    "weights": "stop",
+    "draft_weights": "step",
+    "pool": "step",
+    "state_pool": "step",
+    "graph_capture": "step",
+    "runtime": "step",
+    "unbalanced": "again",
+    "kernel": "stop",
+    "gpu_fault": "again",
+    "flag": "stop",
+    "model_missing": "stop",
+    "hub_refused": "stop",
+    "hub_unreachable": "again",
+    "port": "again",
+    "host_memory": "again",
+    "nccl": "again",
+    "disk_full": "stop",
+    "watchdog": "again",
+    "killed": "again",
+    "unknown": "again",
+}
+
+
+@pytest.mark.parametrize("excerpt", EXCERPTS)
+@pytest.mark.parametrize("on", ["planned", "blind"])
+def test_every_cause_has_its_first_answer(excerpt: str, on: str) -> None:
+    line = f"--mem-fraction-static 0.85 {MTP}"
+    answer = next_step((tried(line, excerpt),), setting() if on == "planned" else BLIND)
+    wanted = FIRST[excerpt.partition("--")[0]]
+    assert type(answer).__name__.lower() == wanted
+    if isinstance(answer, Step):
+        assert answer.flags.argv() != flags(line).argv()
+        assert answer.change
+    if isinstance(answer, Stop):
+        assert "\n" not in answer.reason
+
+
+ONE_OF_EACH = [next(name for name in EXCERPTS if name.startswith(f"{kind}--")) for kind in FIRST]
+
+
+@pytest.mark.parametrize("excerpt", ONE_OF_EACH)
+@pytest.mark.parametrize("on", ["planned", "blind"])
+def test_every_ladder_ends_and_never_tries_a_failed_configuration_twice(
+    excerpt: str, on: str
+) -> None:
+    on_what = setting() if on == "planned" else BLIND
+    so_far: tuple[Tried, ...] = (tried(f"--mem-fraction-static 0.85 {MTP}", excerpt),)
+    steps = {so_far[0].flags.argv()}
+    for _ in range(40):
+        answer = next_step(so_far, on_what)
+        if isinstance(answer, Stop):
+            break
+        line = so_far[-1].flags
+        if isinstance(answer, Step):
+            line = answer.flags
+            assert line.argv() not in steps
+            steps.add(line.argv())
+        so_far += (Tried(flags=line, cause=so_far[-1].cause),)
+    else:
+        pytest.fail("the ladder has no end")
+    assert len(steps) <= MOST_STEPS + 1
+
+
+def test_slack_failure_leaves_more_outside_the_pools_by_what_was_lacking() -> None:
+    # 7.50 GiB were tried and 2.30 were free: 5.2 GiB were lacking.
+    at, on = tried("--mem-fraction-static 0.90 --max-running-requests 8", RUNTIME), setting()
+    answer = next_step((at,), on)
+    assert isinstance(answer, Step)
+    before, after = plan(at.flags, on), plan(answer.flags, on)
+    room = [p.slack_bytes - sum(item.bytes for item in p.slack_items) for p in (before, after)]
+    assert room[1] - room[0] >= 5.2 * 2**30
+    assert after.verdict == "fits"
+
+
+RUNTIME = "runtime--indexer-scratch-at-prefill"
+
+
+def test_pool_failure_is_answered_with_a_higher_fraction() -> None:
+    answer = next_step((tried("--mem-fraction-static 0.58", "pool--not-enough-new"),), setting())
+    assert isinstance(answer, Step)
+    assert fraction(answer.flags) > 0.58
+
+
+def test_candidate_that_loses_least_is_taken_by_the_given_price() -> None:
+    # Priced by speculation alone, MTP stays on and something else gives way.
+    def steps_of_speculation(made: LaunchPlan) -> float:
+        return float(getattr(made.settings.speculation, "steps", 0))
+
+    at = tried(f"--mem-fraction-static 0.90 {MTP}", "graph_capture--draft-decode")
+    kept = next_step((at,), setting(rate=steps_of_speculation, rate_unit="steps"))
+    assert isinstance(kept, Step)
+    assert kept.flags.has("speculative-algorithm")
+    assert kept.price == "3 → 3 steps (+0 %), as planned"
+    off = next_step((at,), setting())
+    assert isinstance(off, Step)
+    assert not off.flags.has("speculative-algorithm")
+    assert "requests at once" in off.price
+
+
+def test_states_are_stored_in_bf16_only_where_that_is_allowed() -> None:
+    def slots(made: LaunchPlan) -> float:
+        return float(made.capacity.state_slots)
+
+    line = "--mem-fraction-static 0.70"
+    so_far: tuple[Tried, ...] = (tried(line, "state_pool--no-slots"),)
+    kept = next_step(so_far, setting(rate=slots))
+    assert isinstance(kept, Step)
+    assert not kept.flags.has("mamba-ssm-dtype")
+    allowed = next_step(so_far, setting(may_change_state_dtype=True, rate=slots))
+    assert isinstance(allowed, Step)
+    assert allowed.flags.text("mamba-ssm-dtype") == "bfloat16"
+
+
+def test_more_cards_are_used_only_if_they_are_there() -> None:
+    at = tried("", "weights--cuda-error-without-figures")
+    assert isinstance(next_step((at,), setting()), Stop)
+    answer = next_step((at,), setting(num_gpus=2))
+    assert isinstance(answer, Step)
+    assert answer.flags.text("tp-size") == "2"
+
+
+def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
+    at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
+    on = setting(least_context_tokens=16384, rate=lambda p: -float(p.settings.context_length))
+    answer = next_step((at,), on)
+    assert isinstance(answer, Step)
+    assert answer.flags.text("context-length") == "16384"
+    kept = next_step((at,), setting())
+    assert isinstance(kept, Step)
+    assert kept.flags.text("context-length") == "262144"
+
+
+def test_plan_is_made_anew_with_the_figures_of_the_log() -> None:
+    # The log shows 12 GiB less free than the catalogue: the same card, another tenant.
+    log = "Load weight begin. avail mem=82.00 GB\nLoad weight end. avail mem=31.04 GB, "
+    found = figures(log + "mem usage=50.96 GB.\n")
+    assert found is not None
+    measured = calibration_of(found, model=QWEN, gpu="RTX PRO 6000", release="0.5.23")
+    at = tried("--mem-fraction-static 0.70", "pool--not-enough-new")
+    answers = [next_step((at,), setting(), known) for known in (None, measured)]
+    assert all(isinstance(answer, Step) for answer in answers)
+    fractions = [fraction(answer.flags) for answer in answers if isinstance(answer, Step)]
+    assert fractions[0] != fractions[1] or answers[0] != answers[1]
+
+
+def test_another_process_on_the_card_is_waited_for_once_and_then_planned_around() -> None:
+    at = tried("--mem-fraction-static 0.80", "unbalanced--another-process-named-by-torch")
+    first = next_step((at,), setting())
+    assert isinstance(first, Again)
+    assert first.wait_s >= 10
+    measured = Calibration(
+        model=QWEN,
+        gpu="RTX PRO 6000",
+        release="0.5.23",
+        free_before_load_bytes=70 * 2**30,
+        weights_bytes=int(50.96 * 2**30),
+        draft_weights_bytes=None,
+        graph_bytes=None,
+    )
+    second = next_step((at, at), setting(), measured)
+    assert isinstance(second, Step)
+    raised = tried("", "unbalanced--raised")
+    last = next_step((raised, raised), setting())
+    assert isinstance(last, Stop)
+    assert "end that process" in last.reason
+
+
+def test_flag_of_the_plans_own_that_a_release_refuses_is_left_out() -> None:
+    at = tried("--mamba-radix-cache-strategy extra_buffer", "flag--newer-than-the-release")
+    mine = next_step((at,), setting())
+    assert isinstance(mine, Step)
+    assert not mine.flags.has("mamba-radix-cache-strategy")
+    users = next_step((at,), setting(users_flags=frozenset({"mamba-radix-cache-strategy"})))
+    assert isinstance(users, Stop)
+    assert "correct engine.flags" in users.reason
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "word"),
+    [
+        ("model_missing--no-such-folder", "correct model"),
+        ("hub_refused--gated", "HF_TOKEN"),
+        ("kernel--no-kernel-image", "for this card"),
+        ("disk_full--download", "free space"),
+        ("flag--unknown", "engine.flags"),
+    ],
+)
+def test_what_the_user_alone_can_mend_is_said_in_one_line(excerpt: str, word: str) -> None:
+    answer = next_step((tried("", excerpt),), setting())
+    assert isinstance(answer, Stop)
+    assert word in answer.reason

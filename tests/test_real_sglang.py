@@ -1,0 +1,247 @@
+"""The real SGLang on CPU, through the worker and the job: `make test-sglang`.
+
+Runs only where SGLANG_PYTHON names an interpreter with SGLang and SGLANG_MODEL a folder with a tiny
+model that writes a thinking part and an answer.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from desk import LocalBook, each_once, frozen, prompts_of, published_rows
+from running import Run, below, new_run, questions
+
+from pipeline.engines.assembly import ServedEngine
+from pipeline.engines.health import metrics_of
+from pipeline.shards import Ledger
+from pipeline.storage import Folder
+from pipeline.worker import Worker
+from schemas.completion import Interruption, Refusal, Turn
+from schemas.config import RunFile
+from schemas.prompt import Message, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+JOB_S = 600.0
+# Two engines that start at once on two cores take a minute each.
+PYTHON, MODEL = os.environ.get("SGLANG_PYTHON"), os.environ.get("SGLANG_MODEL")
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(not (PYTHON and MODEL), reason="needs SGLANG_PYTHON and SGLANG_MODEL"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
+
+ENGINE: dict[str, Any] = {
+    "kind": "sglang",
+    "gpus": 0,
+    "python": PYTHON,
+    "context_length": 4096,
+    "max_running_requests": 16,
+    "env": {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    "flags": [
+        *("--device", "cpu", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768"),
+        *("--reasoning-parser", "qwen3", "--attention-backend", "torch_native"),
+        *("--skip-server-warmup", "--sleep-on-idle"),
+    ],
+}
+
+
+def config(folder: Path, **engine: object) -> RunFile:
+    return RunFile.model_validate(
+        {
+            "prompts": {"path": "unused"},
+            "model": MODEL,
+            "sampling": {"max_tokens": 200, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
+            "output": {"folder": str(folder), "flush_interval_s": 0.5},
+            "work": {"shard_rows": 16},
+            "engine": {**ENGINE, **engine},
+        }
+    )
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> ServedEngine:
+    events: list[str] = []
+    return ServedEngine(
+        config=config(tmp_path),
+        worker_number=0,
+        log_path=tmp_path / "logs" / "engine-0.log",
+        log=events.append,
+    )
+
+
+def request(text: str, **sampling: object) -> Request:
+    values: dict[str, Any] = {
+        "temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None, "presence_penalty": None,
+        "repetition_penalty": None, "max_tokens": 200, "seed": None, **sampling,
+    }  # fmt: skip
+    messages = (Message(role="user", content=text),)
+    return Request(
+        row_id="r", sample_index=0, turn_index=0, messages=messages,
+        sampling=SamplingParams(**values),
+    )  # fmt: skip
+
+
+def test_one_engine_from_its_launch_to_its_end(engine: ServedEngine) -> None:
+    """Ready, the thinking apart, token ids, a refusal, an abort, no trouble, nothing left."""
+
+    async def life() -> None:
+        await engine.start()
+        assert engine.release is not None
+        assert engine.release.startswith("sglang 0.5.")
+        assert engine.max_running_requests == 16
+        assert engine.context_length == 4096
+        turn = await engine.generate(request("hello"))
+        assert isinstance(turn, Turn)
+        assert turn.reasoning_text
+        assert "<think>" not in turn.answer_text
+        assert turn.prompt_token_ids
+        assert turn.completion_token_ids is not None
+        assert turn.completion_tokens == len(turn.completion_token_ids)
+        overlong = await engine.generate(request("word " * 5000))
+        assert isinstance(overlong, Refusal)
+        assert "400" in overlong.text
+        await aborted(engine)
+        assert await engine.trouble(0) is None
+        await engine.stop()
+
+    asyncio.run(life())
+    assert not engine_processes(engine.log_path.parent)
+
+
+async def aborted(engine: ServedEngine) -> None:
+    """A request whose asker leaves is ended by the engine within seconds."""
+    asking = asyncio.create_task(engine.generate(request("long", max_tokens=3000)))
+    await asyncio.sleep(1.0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    deadline_s = time.monotonic() + 20
+    while await running_requests(engine):
+        assert time.monotonic() < deadline_s, "still running"
+        await asyncio.sleep(0.5)
+
+
+async def running_requests(engine: ServedEngine) -> float:
+    assert engine._client is not None
+    found = metrics_of(await engine._client.page("/metrics") or "")
+    assert found is not None
+    return found.running
+
+
+def test_killed_scheduler_costs_its_requests_and_nothing_else(
+    engine: ServedEngine, tmp_path: Path
+) -> None:
+    prompts = prompts_of(80)
+    folder = Folder(tmp_path)
+    for name in ("data", "staging", "logs"):
+        folder.make(name)
+    ledger = Ledger(row_states=bytearray(80), shard_rows=16, lease_ttl_s=60, max_shard_losses=10)
+    book, events = LocalBook(ledger, folder), list[str]()
+    worker = Worker(
+        worker_id="w0",
+        session_id="s",
+        run_id="r",
+        config=engine.config,
+        engine=engine,
+        book=book,
+        folder=folder,
+        frozen=frozen(folder, prompts),
+        carried_schema=pa.schema([]),
+        log=events.append,
+    )
+
+    async def run_and_kill() -> None:
+        working = asyncio.create_task(worker.run())
+        while not book.ids():
+            assert not working.done(), working.result()
+            await asyncio.sleep(0.1)
+        for process in schedulers(folder.path("logs")):
+            process.kill()
+        await working
+
+    asyncio.run(run_and_kill())
+    each_once(book, 80)
+    assert worker.report().restarts == 1
+    assert all(row["status"] == "ok" for row in published_rows(book).values())
+    assert not engine_processes(folder.path("logs"))
+
+
+def test_engine_that_is_told_to_end_answers_what_it_has(engine: ServedEngine) -> None:
+    async def life() -> None:
+        await engine.start()
+        asking = [asyncio.create_task(engine.generate(request(f"q{n}"))) for n in range(8)]
+        await asyncio.sleep(0.3)
+        for process in engine_processes(engine.log_path.parent):
+            if "launch_server" in " ".join(process.cmdline()):
+                process.send_signal(signal.SIGTERM)
+        outcomes = await asyncio.gather(*asking)
+        assert all(isinstance(outcome, Turn | Interruption) for outcome in outcomes)
+        assert any(isinstance(outcome, Turn) for outcome in outcomes)
+        await engine.stop()
+
+    asyncio.run(life())
+
+
+@pytest.mark.ray
+def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None:
+    engine = {**ENGINE, "count": 2, "cpus": 0.5, "max_running_requests": 32}
+    run = new_run(
+        tmp_path,
+        questions(500),
+        model=MODEL,
+        engine=engine,
+        sampling={"max_tokens": 60},
+    )
+    process = run.start()
+    wait_for_rows(run, 60, process)
+    victims = schedulers(run.folder)
+    assert len(victims) == 2
+    victims[0].kill()
+    _, err = process.communicate(timeout=JOB_S)
+    assert process.returncode == 0, err
+    assert sorted(run.ids()) == sorted(row["id"] for row in questions(500))
+    assert "event=engine_lost" in err
+    assert not engine_processes(run.folder)
+
+
+@pytest.mark.ray
+def test_stopped_job_publishes_what_is_finished_and_ends_its_engines(tmp_path: Path) -> None:
+    run = new_run(tmp_path, questions(400), model=MODEL, engine=ENGINE)
+    process = run.start()
+    wait_for_rows(run, 20, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=JOB_S)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert len(set(run.ids())) == len(run.ids()) >= 20
+    time.sleep(3)  # a guard's grace, and a little
+    assert not engine_processes(run.folder)
+
+
+def wait_for_rows(run: Run, num_rows: int, process: "Popen[str]") -> None:
+    deadline_s = time.monotonic() + JOB_S
+    while len(run.ids()) < num_rows:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.5)
+
+
+def engine_processes(folder: Path) -> list[psutil.Process]:
+    """Everything below the guards that write their logs under this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.endswith("guard.py") for word in words) and str(folder) in " ".join(words):
+            found += below(process.pid)
+    return found
+
+
+def schedulers(folder: Path) -> list[psutil.Process]:
+    return [one for one in engine_processes(folder) if "scheduler" in " ".join(one.cmdline())]
