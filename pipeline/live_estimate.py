@@ -70,7 +70,8 @@ def folder_update(
         rows_failed=len(manifest.failed),
     )
     config = config_of(folder, log)
-    expected = expectation(folder, config, today=today, hardware=hardware)
+    launched = manifest.engines[-1].plan if manifest.engines else None
+    expected = expectation(folder, config, today=today, hardware=hardware, launched=launched)
     return update(log, config, rows, expected)
 
 
@@ -108,9 +109,17 @@ def config_of(folder: Folder, log: LiveLog) -> RunFile:
 
 
 def expectation(
-    folder: Folder, config: RunFile, *, today: date, hardware: Sequence[PricedGroup] = ()
+    folder: Folder,
+    config: RunFile,
+    *,
+    today: date,
+    hardware: Sequence[PricedGroup] = (),
+    launched: str | None = None,
 ) -> Expectation:
-    """Lengths and turns before any reading, and the dry run where there can be one."""
+    """Lengths and turns before any reading, and the dry run where there can be one.
+
+    `launched` are the flags that the engines came up with; None: those of the run file.
+    """
     frozen = _frozen(folder)
     size = frozen_size(config, frozen) if frozen else None
     lengths = expected_lengths(config)
@@ -118,7 +127,9 @@ def expectation(
     if frozen and size:
         turns = size.num_completions / (frozen.num_rows * config.samples_per_prompt)
     try:
-        dry_run: DryRun | NoDryRun = _dry_run(config, size, lengths, today, hardware)
+        dry_run: DryRun | NoDryRun = _dry_run(
+            _as_launched(config, launched), size, lengths, today, hardware
+        )
     except PipelineError as error:
         # A model or card that the planner does not know is no fault of a run that goes on.
         dry_run = NoDryRun(reason=str(error))
@@ -153,7 +164,7 @@ def _dry_run(
     else:
         return NoDryRun(reason="the prompts are not in the folder, and the run file has no mean")
     query = estimate_query(
-        _as_launched(config),
+        config,
         num_completions=size.num_completions if size else 1,
         prompts=prompts,
         lengths=lengths,
@@ -167,12 +178,15 @@ def _dry_run(
     )
 
 
-def _as_launched(config: RunFile) -> RunFile:
+def _as_launched(config: RunFile, launched: str | None) -> RunFile:
     """The run file whose plan is the launch that its workers make: flags as they are.
 
     How many requests run is left to memory, so that a limit set too low shows.
     """
-    flags = list(config.engine.flags)
+    flags = launched.split() if launched else list(config.engine.flags)
+    if "--max-running-requests" in flags:
+        place = flags.index("--max-running-requests")
+        del flags[place : place + 2]
     if config.engine.kind == "sglang" and not any("tp-size" in flag for flag in flags):
         flags += ["--tp-size", str(max(config.engine.gpus_per_worker, 1))]
     fixed = {"allow_mtp": False, "allow_prefix_cache": False, "allow_attention_dp": False}

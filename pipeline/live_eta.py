@@ -34,6 +34,7 @@ class LiveEta:
     days_left: Band | None = None
     """The last figure."""
     _rows: RowCounts | None = None
+    _launched: str | None = None
     _expected: Expectation | None = None
     _events: deque[str] = field(default_factory=deque)
     _told: set[str] = field(default_factory=set)
@@ -51,6 +52,8 @@ class LiveEta:
 
     def follow(self, progress: Progress) -> None:
         """What the progress says goes into the next figure."""
+        plans = (worker.plan for worker in progress.workers if worker.plan)
+        self._launched = next(plans, self._launched)
         self._rows = RowCounts(
             rows_total=progress.rows_total,
             rows_done=progress.rows_done,
@@ -84,7 +87,9 @@ class LiveEta:
         if log is None or not log.readings or self._rows is None:
             return None
         if self._expected is None:
-            self._expected = expectation(self.folder, self.config, today=self.today)
+            self._expected = expectation(
+                self.folder, self.config, today=self.today, launched=self._launched
+            )
         found = update(log, self.config, self._rows, self._expected)
         self.days_left = found.days_left if found.days_left.p90 > 0 else None
         for each in found.disagreements:

@@ -272,6 +272,17 @@ def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
     assert log.num_added == 1
 
 
+def test_dry_run_is_of_the_launch_that_came_up(tmp_path: Path) -> None:
+    folder, config = Folder(tmp_path), run_file(tmp_path)
+    launched = "--tp-size 2 --mem-fraction-static 0.80 --max-running-requests 3"
+    as_it_runs = expectation(folder, config, today=TODAY, launched=launched).dry_run
+    assert isinstance(as_it_runs, DryRun)
+    best = as_it_runs.groups[0].best
+    assert best.replica.settings.tp_size == 2
+    # How many run is what memory leaves, not what the launch was limited to.
+    assert best.resident.cap_requests > 3
+
+
 # --- several kinds of cards --------------------------------------------------------------------
 
 
