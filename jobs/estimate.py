@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, PipelineError, PlanError
+from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
     from pipeline.planner.run_estimate import EstimateQuery, PricedGroup
     from pipeline.planner.throughput import Rate
-    from schemas.config import HardwareConfig, RunFile
-    from schemas.plan import ModelFacts
+    from schemas.config import RunFile
 
 _MOST_CARDS = 100_000  # more than anyone rents for one job; above it a count is a slip of the hand
 # More than any request or node holds; above it a figure is a slip of the hand.
@@ -129,15 +128,9 @@ def _estimated(options: argparse.Namespace) -> str:
 
 
 def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
-    from pipeline.planner.launch_flags import parse_launch_line
-    from pipeline.planner.rated_plans import Load
-    from pipeline.planner.run_estimate import EstimateQuery
-    from pipeline.planner.search import SearchLimits
-    from pipeline.planner.sglang_rules import rules_for
-    from pipeline.planner.throughput import accept_odds
     from pipeline.run_lengths import expected_lengths, input_size, stated_prompts
+    from pipeline.run_query import estimate_query
 
-    planner, told = run.planner, run.estimate
     if options.completions is not None and options.completions < 1:
         raise PlanError(f"--completions: found {options.completions}; it must be at least 1")
     completions, prompts = options.completions, None
@@ -147,52 +140,14 @@ def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
         size = input_size(run)
         completions = completions or size.num_completions
         prompts = prompts or size.prompts
-    version = options.sglang_version or planner.sglang_version
-    environment = [f"{name}={value}" for name, value in run.engine.env.items()]
-    odds = None
-    if told.accept_length is not None:
-        odds = accept_odds(told.accept_length, told.draft_tokens)
-    return EstimateQuery(
-        model=_model(options, run),
+    return estimate_query(
+        run,
         num_completions=completions,
         prompts=prompts,
-        load=Load(
-            prompt_tokens_mean=prompts.mean_tokens,
-            lengths=expected_lengths(run, options.lengths_from),
-            accept_odds=odds,
-        ),
-        limits=SearchLimits(
-            mtp=planner.allow_mtp,
-            prefix_cache=planner.allow_prefix_cache,
-            attention_dp=planner.allow_attention_dp,
-            kv_dtype=planner.allow_kv_dtype,
-            state_dtype=planner.allow_state_dtype,
-        ),
-        base=parse_launch_line([*environment, *run.engine.flags, "--model-path", run.model]),
-        version=version,
-        release_known=not rules_for(version)[1],
-        storage_bytes_per_s=told.storage_gb_per_s * 1e9,
-        hours_between_preemptions=told.hours_between_preemptions,
-        calibrations={},
+        lengths=expected_lengths(run, options.lengths_from),
         today=datetime.now(UTC).date(),
-    )
-
-
-def _model(options: argparse.Namespace, run: "RunFile") -> "ModelFacts":
-    from pipeline.planner.model_facts import model_facts
-    from pipeline.planner.model_files import find_model, read_model
-
-    planner = run.planner
-    config = options.model_config or (
-        Path(planner.model_config_path) if planner.model_config_path else None
-    )
-    files = read_model(config) if config else find_model(run.model)
-    return model_facts(
-        run.model,
-        files.config,
-        hf_quant=files.hf_quant,
-        weights_format=planner.weights_format,
-        checkpoint_bytes=files.checkpoint_bytes,
+        model_config=options.model_config,
+        sglang_version=options.sglang_version,
     )
 
 
@@ -201,6 +156,7 @@ def _model(options: argparse.Namespace, run: "RunFile") -> "ModelFacts":
 
 def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedGroup, ...]]":
     from pipeline.planner.hardware import gpu_keys
+    from pipeline.run_query import configured_group
 
     prices = _own_prices(options.price)
     words = options.hardware
@@ -214,7 +170,7 @@ def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedG
     if not words and not run.hardware:
         raise PlanError("name an option with --hardware GPU:COUNT, or list cards under hardware")
     found = [_groups(word, prices) for word in words]
-    found = found or [(_configured(entry, prices),) for entry in run.hardware]
+    found = found or [(configured_group(entry, prices),) for entry in run.hardware]
     _check_differ(found, "--hardware" if words else f"{options.run_file}: hardware")
     _check_priced(options.price, found)
     return found
@@ -288,21 +244,6 @@ def _group(
     gpu = gpu_named(name)
     usd, spot = prices.get(gpu.name, (None, None))
     hardware = HardwareOption(gpu=gpu, count=int(count))
-    return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
-
-
-def _configured(
-    entry: "HardwareConfig", prices: dict[str, tuple[float | None, float | None]]
-) -> "PricedGroup":
-    from pipeline.planner.hardware import gpu_named, gpu_with_memory
-    from pipeline.planner.run_estimate import PricedGroup
-    from pipeline.planner.search import HardwareOption
-
-    gpu = gpu_named(entry.gpu)
-    if entry.memory_gib is not None:
-        gpu = gpu_with_memory(gpu, entry.memory_gib)
-    usd, spot = prices.get(gpu.name, (entry.usd_per_gpu_hour, entry.spot_usd_per_gpu_hour))
-    hardware = HardwareOption(gpu=gpu, count=entry.count)
     return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
 
 
@@ -390,7 +331,30 @@ def _point_text(rate: "Rate") -> str:
 
 
 def _updated(options: argparse.Namespace) -> str:
-    raise ConfigError("--update-from: not yet")
+    from pipeline.live_estimate import folder_update
+    from pipeline.planner.update_output import update_json, update_text
+    from pipeline.storage import Folder
+
+    if options.run_file is not None:
+        raise PlanError(
+            f"--update-from: {options.run_file} is not read; the folder holds its run file"
+        )
+    update = folder_update(
+        Folder(options.update_from.absolute()),
+        today=datetime.now(UTC).date(),
+        hardware=_hardware_of_the_run(options),
+    )
+    return json.dumps(update_json(update), indent=1) if options.json else update_text(update)
+
+
+def _hardware_of_the_run(options: argparse.Namespace) -> "tuple[PricedGroup, ...]":
+    """The cards that it runs on, where they are named here."""
+    if not options.hardware:
+        return ()
+    prices = _own_prices(options.price)
+    if len(options.hardware) > 1 or options.hardware == ["all"]:
+        raise PlanError("--update-from: a run is on one option: give --hardware once")
+    return _groups(options.hardware[0], prices)
 
 
 def _write(path: Path, text: str) -> None:

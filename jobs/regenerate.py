@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,10 +30,12 @@ from pipeline.errors import (
     EngineError,
     PipelineError,
 )
+from pipeline.planner.update_output import time_left
 from schemas.config import RunFile, read_run_file
 
 if TYPE_CHECKING:
     from pipeline.cluster import Cluster
+    from pipeline.live_eta import LiveEta
     from pipeline.session import Prepared
     from pipeline.storage import Folder
     from schemas.manifest import Session
@@ -237,6 +240,7 @@ def _generate(
     arguments: argparse.Namespace,
 ) -> int:
     from pipeline.cluster import open_cluster
+    from pipeline.live_eta import LiveEta
 
     session, started_s = prepared.session, time.monotonic()
     _log(
@@ -248,11 +252,16 @@ def _generate(
     if session.rows_done == session.rows_total:
         _log("event=nothing_to_do every row of the input is published")
         return _finish(folder, session, arguments, wall_s=0.0, causes=[])
-    with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster:
+    eta = LiveEta(
+        folder=folder,
+        config=prepared.plan.config,
+        today=datetime.now(UTC).date(),
+    )
+    with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster, eta.working():
         caught = _caught_signals()
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
-            ending = _watch(cluster, caught, lost, show)
+            ending = _watch(cluster, caught, lost, show, eta)
         if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
@@ -292,12 +301,14 @@ def _watch(
     caught: list[int],
     lost: Callable[[], bool],
     show: Callable[["Progress", list[str]], None],
+    eta: "LiveEta",
 ) -> Literal["done", "stopped", "failed", "bad_canary"]:
     """Follow the run to its end. Raises DriverLostError, and EngineError when none ever ran."""
     ever_ran = False
     while True:
-        progress, events = cluster.poll()
-        show(progress, events)
+        progress, events = cluster.poll(eta.days_left)
+        eta.follow(progress)
+        show(progress, [*events, *eta.events()])
         ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
         if progress.canary == "failed":
             return "bad_canary"
@@ -383,6 +394,7 @@ def _progress_text(progress: "Progress", rates: "deque[tuple[float, int]]") -> s
     return (
         f"rows={progress.rows_done}/{progress.rows_total} tokens_per_s={tokens_per_s:.0f} "
         f"in_flight={in_flight} errors={progress.rows_error} failed={progress.rows_failed}"
+        + (f" time_left='{time_left(progress.days_left)}'" if progress.days_left else "")
     )
 
 

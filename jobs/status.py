@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.planner.update_output import time_left
 from pipeline.status import run_status
 from pipeline.storage import Folder
 from schemas.progress import RunStatus, WorkerReport
@@ -53,7 +54,7 @@ def _text(status: RunStatus, now_s: float) -> str:
         f"{status.folder}: {status.state}",
         f"rows       {rows}, {error_rows}",
         f"tokens     {status.completion_tokens:,} generated, {_rate(status.tokens_per_s)}",
-        f"time left  {duration(status.eta_s)}",
+        f"time left  {time_left(status.days_left) if status.days_left else duration(status.eta_s)}",
         f"published  {status.num_parts:,} parts, the last {_ago(status.last_publish_s, now_s)}",
     ]
     if status.rows_outside_input:

@@ -22,6 +22,7 @@ from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.languages import language_detector
+from pipeline.metered_engine import MeteredEngine
 from pipeline.placement import (
     Hold,
     Node,
@@ -38,6 +39,7 @@ from pipeline.placement import (
 from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
+from schemas.estimate import Band
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
 from schemas.session import SessionPlan
@@ -57,6 +59,7 @@ class RemoteBook:
 
     coordinator: Any
     place: Place
+    engine: MeteredEngine
 
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
@@ -82,6 +85,8 @@ class RemoteBook:
         await self.coordinator.engine_lost.remote(worker_id, cause)
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
+        if (span := self.engine.span()) is not None:
+            await self.coordinator.note_span.remote(report.worker_id, span)
         place = self.place
         placed = replace(report, node=place.node, node_id=place.node_id, gpus=place.gpus)
         return await self.coordinator.heartbeat.remote(placed)  # type: ignore[no-any-return]
@@ -99,18 +104,21 @@ class WorkerActor:
         folder = Folder(plan.root)
         frozen = frozen_prompts(folder, plan.frozen_name)
         assert frozen is not None
+        engine = MeteredEngine(
+            served=ServedEngine(
+                config=plan.config,
+                worker_number=worker_number,
+                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
+                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
+            )
+        )
         self._worker = Worker(
             worker_id=worker_id,
             session_id=plan.session_id,
             run_id=plan.run_id,
             config=plan.config,
-            engine=ServedEngine(
-                config=plan.config,
-                worker_number=worker_number,
-                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
-                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
-            ),
-            book=RemoteBook(book, this_place()),
+            engine=engine,
+            book=RemoteBook(book, this_place(), engine),
             folder=folder,
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
@@ -176,7 +184,7 @@ class Cluster:
             number = len(self.hired) + self._num_let_go
             self._hire(number, hold(self.plan.config.engine))
 
-    def poll(self) -> tuple[Progress, list[str]]:
+    def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]:
         """Wait a moment, look after the workers, and tell how far the run is.
 
         Raises DriverLostError when the folder was taken over, CoordinatorLostError when the
@@ -185,7 +193,7 @@ class Cluster:
         """
         events = self._look_after_workers()
         with _told_in_one_line():
-            progress, lines = ray.get(self.coordinator.poll.remote())
+            progress, lines = ray.get(self.coordinator.poll.remote(days_left))
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
         events += [*self._look_at_nodes(), *self._clear_draining_nodes()]

@@ -12,9 +12,12 @@ from typing import Literal
 from pipeline import checkpoint, driver_lock
 from pipeline.canary import excesses, hold_all_but_canary, tally_of, turned_bad
 from pipeline.intake import frozen_prompts
+from pipeline.live_log import LogKeeper
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
+from schemas.estimate import Band
+from schemas.live import LiveSpan
 from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
 from schemas.progress import CanaryState, LeaseReply, Orders, Progress, WorkerReport
 from schemas.session import SessionPlan, Tally
@@ -55,6 +58,8 @@ class Coordinator:
         self._completion_tokens = 0
         self._last_publish_s: float | None = None
         self._live_written_s = 0.0
+        self._readings = LogKeeper.opened(self._folder, plan.config, now_s=time())
+        self._days_left: Band | None = None
 
     # -- for workers
 
@@ -99,6 +104,9 @@ class Coordinator:
         """The worker holds nothing: what the ledger still leases to it is open again."""
         self._ledger.worker_left(worker_id)
 
+    def note_span(self, worker_id: str, span: LiveSpan) -> None:
+        self._readings.log.add(worker_id, span, now_s=time())
+
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         self._ledger.engine_died(rows)
 
@@ -140,8 +148,9 @@ class Coordinator:
         self._reports.pop(worker_id, None)
         self._with_spare_rows.discard(worker_id)
 
-    def poll(self) -> tuple[Progress, list[str]]:
+    def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
+        self._days_left = days_left
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
             self._taken_for_dead.add(worker_id)
             self.log(f"event=worker_silent worker={worker_id}")
@@ -149,6 +158,7 @@ class Coordinator:
         progress = self._progress("running")
         if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
             self._write_live(progress)
+        self._readings.write_if_due(now_s=monotonic())
         events, self._events = self._events, []
         return progress, events
 
@@ -156,6 +166,7 @@ class Coordinator:
         """The final word in `live.json`."""
         progress = self._progress(state)
         self._write_live(progress)
+        self._readings.write()
         return progress
 
     # -- inside
@@ -259,6 +270,7 @@ class Coordinator:
             leases_lost=counts.leases_lost,
             workers=tuple(self._reports.values()),
             engines_awaited=self._engines_awaited,
+            days_left=self._days_left,
             canary=self._canary,
         )
 

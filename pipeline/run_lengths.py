@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engines.tokens import model_token_counter
 from pipeline.errors import ConfigError, PlanError
+from pipeline.intake import FrozenPrompts
 from pipeline.planner.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.prompts import read_prompts
 from pipeline.rows import history
@@ -25,6 +26,7 @@ from schemas.prompt import Message
 
 _SAMPLED_PROMPTS = 2000
 _SEED = 7
+_STRETCHES, _STRETCH_ROWS = 40, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,24 @@ def input_size(config: RunFile) -> InputSize:
     return InputSize(
         num_completions=turns * config.samples_per_prompt, prompts=_counted(config, kept)
     )
+
+
+def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
+    """The same of prompts that a run has frozen, by stretches of them spread over the whole."""
+    kept: list[tuple[Message, ...]] = []
+    turns = looked_at = 0
+    stretches = range(0, frozen.num_rows, max(frozen.num_rows // _STRETCHES, 1))
+    for start in stretches:
+        for number in range(start, min(start + _STRETCH_ROWS, frozen.num_rows)):
+            prompt = frozen.prompt(number)
+            looked_at += 1
+            if prompt.problem is None:
+                turns += prompt.num_turns
+                kept.append(history(prompt.messages, []))
+    if not kept:
+        raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
+    completions = turns / looked_at * frozen.num_rows * config.samples_per_prompt
+    return InputSize(num_completions=round(completions), prompts=_counted(config, kept))
 
 
 def stated_prompts(mean_tokens: float) -> PromptLengths:

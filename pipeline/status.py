@@ -8,6 +8,7 @@ from schemas.progress import Progress, RunState, RunStatus
 
 LIVE_FILE = "live.json"
 _RATE_WINDOW_S = 300.0
+_SECONDS_A_DAY = 86_400
 
 
 def run_status(folder: Folder, *, now_s: float) -> RunStatus:
@@ -23,6 +24,9 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     tokens_per_s, rows_per_s = _rates(manifest, now_s)
     rows_open = session.rows_total - rows_done - len(manifest.failed)
     state = _state(folder, live, rows_open)
+    is_heard = live is not None and state in ("running", "unknown")
+    days_left = live.days_left if live and is_heard and rows_open else None
+    eta_s = rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None)
     return RunStatus(
         folder=str(folder.root),
         state=state,
@@ -33,12 +37,13 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
         rows_outside_input=session.rows_outside_input,
         completion_tokens=sum(part.completion_tokens for part in parts),
         tokens_per_s=tokens_per_s,
-        eta_s=rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None),
+        eta_s=days_left.p50 * _SECONDS_A_DAY if days_left else eta_s,
+        days_left=days_left,
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,
         num_parts=len(parts),
         # The last that was heard of workers says nothing once their driver is gone.
-        workers=live.workers if live and state in ("running", "unknown") else (),
+        workers=live.workers if live and is_heard else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
 

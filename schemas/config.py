@@ -6,7 +6,7 @@ run file is resolved once and then only read. This module knows nothing of what 
 
 import difflib
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -322,6 +322,15 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
         return RunFile.model_validate(values)
     except ValidationError as error:
         lines = [f"{path}: {_mistake(details)}" for details in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def run_file_of(values: Mapping[str, object], source: str) -> RunFile:
+    """A run file that was kept as plain values. Raises ConfigError, a line for each mistake."""
+    try:
+        return RunFile.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{source}: {_mistake(details)}" for details in error.errors()]
         raise ConfigError("\n".join(lines)) from None
 
 

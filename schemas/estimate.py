@@ -269,3 +269,57 @@ class LiveUpdate:
     independent_readings: float
     """Half mean residence times of steady running; 0 while there is none."""
     disagreements: tuple[Disagreement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupUpdate:
+    """Engines of one launch on one kind of card: as they run, and as the dry run had them."""
+
+    name: str
+    engines: int
+    running_requests: float
+    """Of one engine."""
+    tokens_per_s: Band
+    """Of all engines of the group, before availability."""
+    accept_length: float | None
+    independent_readings: float
+    """Half mean residence times of steady running; 0 while there is none."""
+    expected_running_requests: float | None
+    expected_tokens_per_s: Band | None
+    """Of as many engines, at the running requests that the dry run expected."""
+    expected_accept_length: float | None
+    disagreements: tuple[Disagreement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunUpdate:
+    """A running job's way to its end, as the dry run and the readings together have it."""
+
+    model: str
+    rows_total: int
+    rows_done: int
+    completions_left: float
+    """Those in flight counted in."""
+    tokens_left: float
+    output_lengths: OutputLengths
+    expected_output_lengths: OutputLengths
+    completions_seen: int
+    """Finished while the run was read, which the lengths are learned from."""
+    running_seen: int
+    groups: tuple[GroupUpdate, ...]
+    tokens_per_s: Band
+    """Of all engines, before availability."""
+    availability: Band
+    days_left: Band
+    expected_days_left: Band | None
+    """By the dry run alone: its lengths, rates and availability for what is left."""
+    usd_left: Band | None
+    """At the price below; None where no price is known."""
+    price: Price | None
+    counted_by: Literal["engine", "answers"]
+    """Whether every reading has the engine's own counters behind it."""
+    no_dry_run: str | None
+    """Why there is no dry run to compare with; None where there is one."""
+    disagreements: tuple[Disagreement, ...]
+    assumptions: tuple[Assumption, ...]
+    """What the band hangs on, widest first."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from schemas.estimate import Band
 from schemas.shard import Lease
 
 CanaryState = Literal["none", "running", "passed", "failed"]
@@ -79,6 +80,8 @@ class Progress:
     workers: tuple[WorkerReport, ...]
     engines_awaited: int = 0
     """Engines that must still come up before rows are handed out."""
+    days_left: Band | None = None
+    """By the engines' readings; None before there are any."""
     canary: CanaryState = "none"
 
     def to_json(self) -> str:
@@ -91,6 +94,8 @@ class Progress:
             WorkerReport(**{**worker, "gpus": tuple(worker.get("gpus", ()))})
             for worker in values["workers"]
         )
+        days_left = values.get("days_left")
+        values["days_left"] = Band(**days_left) if days_left else None
         return cls(**values)
 
 
@@ -118,6 +123,8 @@ class RunStatus:
     tokens_per_s: float | None
     """Of rows published over the last minutes; None while nothing was."""
     eta_s: float | None
+    days_left: Band | None
+    """By the readings of the engines that run; None where there are none."""
     last_publish_s: float | None
     started_at_s: float
     num_parts: int

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running import (
+    ROOT,
     Run,
     below,
     ended,
@@ -153,6 +154,19 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
     again = run.finish("--accept-errors")
     assert "event=nothing_to_do" in again.err
     assert again.code == 0
+    update = updated(run)
+    assert (update["rows_done"], update["days_left"]["p50"]) == (402, 0)
+    assert update["completions_seen"] > 0
+    assert update["output_lengths"]["mean_tokens"] <= 60
+    assert update["tokens_per_s"]["p50"] > 0
+    assert "embedded engines run on CPUs" in update["no_dry_run"]
+
+
+def updated(run: Run) -> dict[str, Any]:
+    """What `jobs.estimate --update-from` says of the folder."""
+    command = [sys.executable, "-m", "jobs.estimate", "--update-from", str(run.folder), "--json"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(said.stdout)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("victim", ["driver", "worker", "engine", "coordinator"])

@@ -318,6 +318,8 @@ def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]
         (("--dtype", "fp3"), "--dtype: found 'fp3'; known: "),
         (("--mtp-accept-length", "5"), "between 1 and the 4 draft tokens"),
         (("--draft-tokens", "1"), "--draft-tokens: found 1"),
+        (("--tp-size", "4", "--num-gpus", "8", "--dp-size", "8"), "--dp-size: found 8"),
+        (("--tp-size", "2", "--num-gpus", "3"), "--num-gpus: found 3"),
         (("--output-tokens", "0"), "--output-tokens: found 0"),
         (("--running-requests", "nan"), "--running-requests: found nan"),
         (("--running-requests", "inf"), "--running-requests: found inf"),

@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.status import LIVE_FILE, run_status
 from pipeline.storage import Folder
 from schemas.completion import Completion
+from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
 from schemas.progress import Progress, RunStatus, WorkerReport
 
@@ -192,6 +193,39 @@ def test_workers_are_told_by_node_with_their_gpus(
         "worker     w1 running on gpu-b GPU 0,1",
         "worker     w0 running on gpu-b GPU 2,3",
     ]
+
+
+# -- the time left
+
+
+def test_time_left_is_that_of_the_readings_while_it_runs(
+    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    publish(folder, "p1", [completion("a")], now_s=1010.0)
+    driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
+    band = Band(p10=1.31, p50=1.6, p90=2.1)
+    folder.write_whole(LIVE_FILE, replace(LIVE, days_left=band).to_json().encode())
+    status = status_at(folder, 1010.0)
+    assert status.days_left == band
+    assert status.eta_s == pytest.approx(1.6 * 86_400)
+    assert main([str(folder.root)]) == 0
+    assert "time left  1.6 days (1.3-2.1)" in capsys.readouterr().out.splitlines()
+
+
+def test_time_left_of_an_older_live_file_is_by_published_rows(
+    folder: Folder, completion: Build
+) -> None:
+    begin(folder)
+    publish(folder, "p1", [completion("a")], now_s=1010.0)
+    driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
+    old = json.loads(LIVE.to_json())
+    del old["days_left"]
+    folder.write_whole(LIVE_FILE, json.dumps(old).encode())
+    status = status_at(folder, 1010.0)
+    assert status.state == "running"
+    assert status.days_left is None
+    assert status.eta_s == pytest.approx(90.0)
 
 
 # -- failed rows

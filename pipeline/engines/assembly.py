@@ -122,6 +122,12 @@ class ServedEngine:
             return False
         return True
 
+    async def metrics_page(self) -> str | None:
+        """The counters of an engine of ours that has such a page; an endpoint serves others too."""
+        if self.config.engine.kind != "sglang" or self._client is None:
+            return None
+        return await self._client.page("/metrics")
+
     async def trouble(self, in_flight: int) -> str | None:
         """Why an engine of ours that seems to run has to be started again, or None."""
         if self.config.engine.kind != "sglang" or self._watch is None or self._client is None:

@@ -65,6 +65,7 @@ def rate_at_point(query: PointQuery, kernels: Kernels = FITTED) -> Rate:
             output_tokens_cv=query.output_cv,
         ),
         accept_length=query.accept_length,
+        release_measured=not rules_for(query.sglang_version)[1] or query.sglang_version is None,
     )
 
 
@@ -166,6 +167,13 @@ def _layout(query: PointQuery, model: ModelFacts) -> tuple[int, int, int]:
         tp *= dp
     elif shared and dp <= tp and tp % dp == 0:
         pass  # SGLang's own words: dp attention ranks inside tp
-    else:
-        dp = 1
-    return tp, dp, max(query.num_gpus // tp, 1)
+    elif dp > 1 and query.num_gpus == tp * dp:
+        dp = 1  # copies of a dense model, each on ranks of its own
+    elif dp > 1:
+        raise PlanError(
+            f"--dp-size: found {dp}; expected a divisor of --tp-size {tp} for a model with "
+            f"experts, or --num-gpus = {tp} x {dp}"
+        )
+    if query.num_gpus % tp:
+        raise PlanError(f"--num-gpus: found {query.num_gpus}; expected a multiple of {tp} ranks")
+    return tp, dp, query.num_gpus // tp

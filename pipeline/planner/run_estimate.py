@@ -114,7 +114,7 @@ def _usd_then_days(option: HardwareEstimate) -> tuple[bool, float, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rated:
+class RatedGroup:
     """One group's search, its best plan, and the group as the clock sees it."""
 
     group: PricedGroup
@@ -127,7 +127,7 @@ class _Rated:
 
 
 def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> HardwareEstimate:
-    rated = [_rated(query, group) for group in groups]
+    rated = [rated_group(query, group) for group in groups]
     work = whole_job(query.num_completions, query.load.lengths)
     time = job_time(work, [item.rate for item in rated])
     bills = _bills(query, rated, time, work.tokens)
@@ -150,13 +150,14 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
     )
 
 
-def _rated(query: EstimateQuery, group: PricedGroup) -> _Rated:
+def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
+    """The best plan of one kind of card, and what it gives. PlanError where none fits."""
     search = rated_search(
         query.model, (group.hardware,), query.load, query.limits, base=query.base,
         version=query.version, calibrations=query.calibrations, most=1,
     )  # fmt: skip
     best = search.plans[0]
-    return _Rated(group=group, search=search, rate=_rate_group(query, best))
+    return RatedGroup(group=group, search=search, rate=_rate_group(query, best))
 
 
 def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
@@ -225,7 +226,7 @@ def _all_cards(time: JobTime, groups: Sequence[PricedGroup]) -> Band:
 
 
 def _bills(
-    query: EstimateQuery, rated: Sequence[_Rated], time: JobTime, tokens: float
+    query: EstimateQuery, rated: Sequence[RatedGroup], time: JobTime, tokens: float
 ) -> tuple[Dollars, ...]:
     """On demand (or the user's own), then spot; only where every group has such a price."""
     cards = sum(item.group.hardware.count for item in rated)
@@ -277,7 +278,7 @@ def _blended(prices: Sequence[Price], counts: Sequence[int]) -> Price:
 
 
 def _mean_preemption(
-    query: EstimateQuery, rated: Sequence[_Rated], prices: Sequence[Price]
+    query: EstimateQuery, rated: Sequence[RatedGroup], prices: Sequence[Price]
 ) -> Preemption:
     """One for all cards: each kind loses time of its own, which costs what that kind costs."""
     each = [_preemption(query, item) for item in rated]
@@ -299,7 +300,7 @@ def _mean_preemption(
     )
 
 
-def _preemption(query: EstimateQuery, rated: _Rated) -> Preemption:
+def _preemption(query: EstimateQuery, rated: RatedGroup) -> Preemption:
     standing, work = rated.best.resident, query.load.workload()
     capture_s = (CAPTURE_LOW_S + CAPTURE_HIGH_S) / 2
     return Preemption(
@@ -314,7 +315,7 @@ def _preemption(query: EstimateQuery, rated: _Rated) -> Preemption:
 # --- what is told -----------------------------------------------------------------------------
 
 
-def _chosen(query: EstimateQuery, rated: _Rated) -> ChosenPlan:
+def _chosen(query: EstimateQuery, rated: RatedGroup) -> ChosenPlan:
     best, standing = rated.best, rated.best.resident
     plan, settings = best.found.plan, best.replica.settings
     speculation = settings.speculation
@@ -344,7 +345,7 @@ def _chosen(query: EstimateQuery, rated: _Rated) -> ChosenPlan:
     )
 
 
-def _plan_warnings(query: EstimateQuery, rated: _Rated) -> tuple[str, ...]:
+def _plan_warnings(query: EstimateQuery, rated: RatedGroup) -> tuple[str, ...]:
     best, standing = rated.best, rated.best.resident
     found = list(best.found.plan.warnings)
     if standing.retraction_risk:
@@ -381,7 +382,7 @@ def _calm_requests(query: EstimateQuery, best: RatedPlan) -> int:
     return max(low, 1) * ranks
 
 
-def _option_warnings(query: EstimateQuery, rated: Sequence[_Rated]) -> tuple[str, ...]:
+def _option_warnings(query: EstimateQuery, rated: Sequence[RatedGroup]) -> tuple[str, ...]:
     # A release that is named and not known; where none is named, the newest is taken.
     found = list(rules_for(query.version)[1]) if query.version else []
     for item in rated:

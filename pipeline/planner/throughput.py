@@ -61,6 +61,7 @@ def rate_at(
     workload: Workload,
     *,
     accept_length: float | None = None,
+    release_measured: bool = True,
 ) -> Rate:
     """The steady state with so many requests running on one replica."""
     speculative = not isinstance(replica.settings.speculation, NoSpeculation)
@@ -77,7 +78,7 @@ def rate_at(
         accept_length=kept if speculative else None,
         accept_measured=accept_length is not None,
         release=replica.settings.release,
-        release_measured=True,
+        release_measured=release_measured,
     )
     sd = math.sqrt(sum(spread.log_sd**2 for spread in spreads))
     return Rate(

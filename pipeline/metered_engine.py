@@ -1,0 +1,94 @@
+"""An engine seen through a meter: the worker's engine, with its requests timed and counted.
+
+What the meter tells goes to the coordinator with the heartbeats. A metrics page that does not
+answer costs readings and nothing else.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from pipeline.engines.assembly import ServedEngine
+from pipeline.engines.counters import engine_counters
+from pipeline.live_meter import Meter
+from schemas.completion import Outcome
+from schemas.live import LiveSpan
+from schemas.prompt import Message, Request
+
+_LOOK_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class MeteredEngine:
+    """The served engine, and what is seen of it."""
+
+    served: ServedEngine
+    meter: Meter = field(default_factory=Meter)
+    _looking: "asyncio.Task[None] | None" = None
+
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def release(self) -> str | None:
+        return self.served.release
+
+    @property
+    def max_running_requests(self) -> int:
+        return self.served.max_running_requests
+
+    @property
+    def context_length(self) -> int | None:
+        return self.served.context_length
+
+    @property
+    def plan(self) -> str | None:
+        return self.served.plan
+
+    async def start(self) -> None:
+        self._stop_looking()
+        self.meter.stopped()
+        await self.served.start()
+        self.meter.started(self.served.max_running_requests)
+        self._looking = asyncio.create_task(self._look_forever())
+
+    async def generate(self, request: Request) -> Outcome:
+        number, outcome = self.meter.asked(monotonic()), None
+        try:
+            outcome = await self.served.generate(request)
+            return outcome
+        finally:
+            self.meter.ended(number, outcome, monotonic())
+
+    async def is_alive(self) -> bool:
+        return await self.served.is_alive()
+
+    async def trouble(self, in_flight: int) -> str | None:
+        return await self.served.trouble(in_flight)
+
+    def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
+        return self.served.prompt_tokens_at_least(messages)
+
+    async def stop(self) -> None:
+        self._stop_looking()
+        self.meter.stopped()
+        await self.served.stop()
+
+    def span(self) -> LiveSpan | None:
+        """What there is to tell since the last time."""
+        return self.meter.span(monotonic())
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    async def _look_forever(self) -> None:
+        while True:
+            page = await self.served.metrics_page()
+            counters = engine_counters(page) if page else None
+            if counters is not None:
+                self.meter.looked(counters, monotonic())
+            await asyncio.sleep(_LOOK_S)

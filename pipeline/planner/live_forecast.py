@@ -1,0 +1,100 @@
+"""What is expected of one running engine: by the dry run, or by its own first readings.
+
+The dry run's batch, accept length and prompts stand; the output lengths are those known by the
+time, so that long completions are not taken for slow steps.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from pipeline.planner.live_readings import Forecast
+from pipeline.planner.rate_errors import ACCEPT_LENGTH_SD
+from pipeline.planner.rate_groups import RateGroup, Spread
+from pipeline.planner.rated_plans import Load
+from pipeline.planner.run_estimate import RatedGroup
+from pipeline.planner.step_time import prefill_s
+from pipeline.planner.throughput import rate_at
+from schemas.estimate import LiveReading
+from schemas.plan import NoSpeculation
+
+_OF_THE_STEP = ("rate model", "engine release")
+_OF_THE_CAP = "running requests"
+# assumed: how far a rate is off that a few readings of a filling engine give alone
+_ROUGH_LOG_SD = 0.5
+
+
+def forecast_of(rated: RatedGroup, load: Load) -> Forecast:
+    """One engine of the dry run's plan, writing completions of these lengths."""
+    best, work = rated.best, load.workload()
+    replica, running = best.replica, best.resident.running_requests
+    accept = load.accept_length(replica)
+
+    @cache
+    def tokens_per_s_at(running_requests: float) -> float:
+        return rate_at(replica, running_requests, work, accept_length=accept).tokens_per_s
+
+    usual = rate_at(replica, running, work, accept_length=accept)
+    sds = {spread.name: spread.log_sd for spread in rated.rate.spreads}
+    drafts = not isinstance(replica.settings.speculation, NoSpeculation)
+    return Forecast(
+        running_requests=running,
+        tokens_per_s_at=tokens_per_s_at,
+        accept_length=usual.accept_length if drafts else None,
+        prefill_share=usual.prefill_share,
+        prefill_s_per_token=prefill_s(replica, work.prompt_tokens_mean) / work.prompt_tokens_mean,
+        mean_residence_s=work.output_tokens_mean * running / usual.tokens_per_s,
+        rate_log_sd=_together(sd for name, sd in sds.items() if name != _OF_THE_CAP),
+        step_log_sd=_together(sds.get(name, 0.0) for name in _OF_THE_STEP),
+        accept_log_sd=sds.get("accept length", ACCEPT_LENGTH_SD),
+    )
+
+
+def measured_forecast(
+    readings: Sequence[LiveReading], output_tokens_mean: float
+) -> Forecast | None:
+    """One engine as its readings alone have it; None while no token is counted."""
+    request_s = math.fsum(r.running_requests * (r.end_s - r.start_s) for r in readings)
+    tokens = math.fsum(r.tokens_per_s * (r.end_s - r.start_s) for r in readings)
+    if not request_s > 0 or not tokens > 0:
+        return None
+    pace = tokens / request_s
+    seconds = math.fsum(r.end_s - r.start_s for r in readings)
+    return Forecast(
+        running_requests=request_s / seconds,
+        tokens_per_s_at=lambda running: pace * running,
+        accept_length=None,
+        prefill_share=0.0,
+        prefill_s_per_token=0.0,
+        mean_residence_s=output_tokens_mean / pace,
+        rate_log_sd=_ROUGH_LOG_SD,
+        step_log_sd=_ROUGH_LOG_SD,
+        accept_log_sd=ACCEPT_LENGTH_SD,
+    )
+
+
+def measured_group(name: str, engines: int, gpus_per_engine: int, forecast: Forecast) -> RateGroup:
+    """Engines of which no plan is known. The tail runs at the pace of a full engine at worst."""
+    rate = forecast.tokens_per_s_at(forecast.running_requests)
+    return RateGroup(
+        name=name,
+        replicas=engines,
+        gpus_per_replica=gpus_per_engine,
+        tokens_per_s=rate,
+        running_requests=forecast.running_requests,
+        small_step_s=forecast.running_requests / rate,
+        load_s=0.0,
+        spreads=(
+            Spread(
+                name=f"first readings of {name}",
+                value=f"{rate:.3g} tokens/s an engine ± {100 * _ROUGH_LOG_SD:.0f} %",
+                source="assumed: engines that have only begun",
+                measure="the time that an average request takes",
+                log_sd=_ROUGH_LOG_SD,
+            ),
+        ),
+    )
+
+
+def _together(sds: Iterable[float]) -> float:
+    return math.sqrt(math.fsum(sd * sd for sd in sds))
