@@ -111,6 +111,12 @@ def test_endpoint_run_has_a_worker_for_each_url(read: Read) -> None:
     assert engine.gpus_per_worker == 0
 
 
+def test_sglang_may_be_started_by_a_command_of_any_kind(read: Read) -> None:
+    engine = read("engine: {kind: sglang, command: [docker, run, image], pass_env: [HF_TOKEN]}")
+    assert engine.engine.command == ["docker", "run", "image"]
+    assert (engine.engine.plan, engine.engine.pass_env) == ("auto", ["HF_TOKEN"])
+
+
 def test_sglang_worker_claims_one_gpu_unless_told_otherwise(read: Read) -> None:
     sglang = "engine: {kind: sglang, python: /venv/bin/python}"
     assert read(sglang).engine.gpus_per_worker == 1
@@ -361,6 +367,8 @@ def test_several_mistakes_are_several_lines(mistakes: Mistakes) -> None:
         ("{kind: endpoint}", "engine.base_urls: found none; kind 'endpoint' needs at least one"),
         ("{base_urls: [http://a/v1]}", "engine.base_urls: only for kind 'endpoint'; this is kind"),
         ("{kind: sglang}", "engine.python: found null; kind 'sglang' needs the interpreter's"),
+        ("{kind: sglang, python: /p, command: [c]}", "engine.command: found one beside python"),
+        ("{kind: sglang, command: [c], plan: maybe}", "engine.plan: found 'maybe' (str)"),
     ],
 )
 def test_engine_without_what_its_kind_needs_is_refused(

@@ -18,6 +18,7 @@ from pipeline import worker as worker_module
 from pipeline.engines import assembly
 from pipeline.engines.assembly import ServedEngine
 from pipeline.engines.ladder import _WAIT_S
+from pipeline.engines.launch import Launch, server_figures
 from pipeline.errors import EngineError
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
@@ -356,3 +357,32 @@ def test_starts_on_one_node_wait_for_the_first(site: MakeSite) -> None:
     ready_at_s = asyncio.run(start_both())
     # The stand-in notes its start before it loads; 0.1 s for the first's last steps.
     assert at.started_at_s()[1] > min(ready_at_s) - 0.1
+
+
+def test_flag_that_sglang_never_had_stays_on_the_line_as_it_was_given(tmp_path: Path) -> None:
+    given = ["--no-such-flag", '{"a": 1}', "--trust-remote-code", "--mem-fraction-static", "0.8"]
+    config = RunFile.model_validate(
+        {
+            "prompts": {"path": "unused"},
+            "model": MODEL,
+            "output": {"folder": str(tmp_path)},
+            "engine": {"kind": "sglang", "command": ["c"], "flags": given},
+            "hardware": [{"gpu": "RTX PRO 6000"}],
+        }
+    )
+    events: list[str] = []
+    launch = Launch(config=config, folder=Folder(tmp_path), log=events.append, release="0.5.12")
+    launch.begin(())
+    words = launch.arguments()
+    assert words[words.index("--no-such-flag") + 1] == '{"a": 1}'
+    assert words[words.index("--mem-fraction-static") + 1] == "0.8"
+    assert "--max-running-requests" in words, "what was left open is planned"
+    assert any(line.startswith("event=planned gpu='RTX PRO 6000") for line in events)
+
+
+def test_engines_own_figure_counts_all_ranks_and_an_old_release_has_its_log() -> None:
+    each = {"effective_max_running_requests_per_dp": 12}
+    both = server_figures({"version": "0.5.23", "internal_states": [each, each]})
+    assert (both.release, both.effective_running_requests) == ("0.5.23", 24)
+    old = server_figures({"max_running_requests": 48, "internal_states": [{}]})
+    assert old.effective_running_requests is None

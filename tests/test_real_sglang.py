@@ -19,6 +19,7 @@ from running import Run, below, new_run, questions
 
 from pipeline.engines.assembly import ServedEngine
 from pipeline.engines.health import metrics_of
+from pipeline.intake import FrozenPrompts
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
 from pipeline.worker import Worker
@@ -136,42 +137,64 @@ async def running_requests(engine: ServedEngine) -> float:
     return found.running
 
 
-def test_killed_scheduler_costs_its_requests_and_nothing_else(
-    engine: ServedEngine, tmp_path: Path
-) -> None:
-    prompts = prompts_of(80)
-    folder = Folder(tmp_path)
+def desk_of(root: Path, num_rows: int) -> tuple[LocalBook, FrozenPrompts]:
+    """The ledger and the frozen prompts that workers share."""
+    folder = Folder(root)
     for name in ("data", "staging", "logs"):
         folder.make(name)
-    ledger = Ledger(row_states=bytearray(80), shard_rows=16, lease_ttl_s=60, max_shard_losses=10)
-    book, events = LocalBook(ledger, folder), list[str]()
-    worker = Worker(
-        worker_id="w0",
+    ledger = Ledger(
+        row_states=bytearray(num_rows), shard_rows=16, lease_ttl_s=60, max_shard_losses=10
+    )
+    return LocalBook(ledger, folder), frozen(folder, prompts_of(num_rows))
+
+
+def worker_of(
+    number: int, served: ServedEngine, book: LocalBook, prompts: FrozenPrompts, log: list[str]
+) -> Worker:
+    return Worker(
+        worker_id=f"w{number}",
         session_id="s",
         run_id="r",
-        config=engine.config,
-        engine=engine,
+        config=served.config,
+        engine=served,
         book=book,
-        folder=folder,
-        frozen=frozen(folder, prompts),
+        folder=book.folder,
+        frozen=prompts,
         carried_schema=pa.schema([]),
-        log=events.append,
+        log=log.append,
     )
 
+
+def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None:
+    """A killed scheduler costs its requests in flight and nothing else."""
+    book, prompts = desk_of(tmp_path, 500)
+    events: list[str] = []
+    wanted = config(tmp_path, count=2, max_running_requests=32)
+    engines = [
+        ServedEngine(
+            config=wanted,
+            worker_number=number,
+            log_path=tmp_path / "logs" / f"engine-{number}.log",
+            log=events.append,
+        )
+        for number in (0, 1)
+    ]
+    workers = [worker_of(n, one, book, prompts, events) for n, one in enumerate(engines)]
+
     async def run_and_kill() -> None:
-        working = asyncio.create_task(worker.run())
-        while not book.ids():
+        working = asyncio.gather(*(worker.run() for worker in workers))
+        while not all(one.max_running_requests and one.plan for one in engines) or not book.ids():
             assert not working.done(), working.result()
             await asyncio.sleep(0.1)
-        for process in schedulers(folder.path("logs")):
-            process.kill()
+        schedulers(tmp_path)[0].kill()
         await working
 
     asyncio.run(run_and_kill())
-    each_once(book, 80)
-    assert worker.report().restarts == 1
+    each_once(book, 500)
+    assert sum(worker.report().restarts for worker in workers) == 1
     assert all(row["status"] == "ok" for row in published_rows(book).values())
-    assert not engine_processes(folder.path("logs"))
+    assert {part.worker_id for part in book.parts} == {"w0", "w1"}
+    assert not engine_processes(tmp_path)
 
 
 def test_engine_that_is_told_to_end_answers_what_it_has(engine: ServedEngine) -> None:
@@ -188,28 +211,6 @@ def test_engine_that_is_told_to_end_answers_what_it_has(engine: ServedEngine) ->
         await engine.stop()
 
     asyncio.run(life())
-
-
-@pytest.mark.ray
-def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None:
-    engine = {**ENGINE, "count": 2, "cpus": 0.5, "max_running_requests": 32}
-    run = new_run(
-        tmp_path,
-        questions(500),
-        model=MODEL,
-        engine=engine,
-        sampling={"max_tokens": 60},
-    )
-    process = run.start()
-    wait_for_rows(run, 60, process)
-    victims = schedulers(run.folder)
-    assert len(victims) == 2
-    victims[0].kill()
-    _, err = process.communicate(timeout=JOB_S)
-    assert process.returncode == 0, err
-    assert sorted(run.ids()) == sorted(row["id"] for row in questions(500))
-    assert "event=engine_lost" in err
-    assert not engine_processes(run.folder)
 
 
 @pytest.mark.ray

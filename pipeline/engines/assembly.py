@@ -203,9 +203,9 @@ class ServedEngine:
         await self.stop()
         if not launch.is_begun:
             if self.config.engine.python is not None:
-                launch.release = await asyncio.to_thread(
-                    installed_release, self.config.engine.python
-                )
+                python = self.config.engine.python
+                told = await asyncio.to_thread(installed_release, python)
+                launch.release = told or launch.release
             launch.begin(await asyncio.to_thread(visible_cards))
         while True:
             try:

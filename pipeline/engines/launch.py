@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.engines.gpus import Card, shared_cards
-from pipeline.engines.ladder import Again, Setting, Step, Stop, Tried, next_step
+from pipeline.engines.ladder import (
+    Again,
+    Rate,
+    Setting,
+    Step,
+    Stop,
+    Tried,
+    next_step,
+    running_requests,
+)
 from pipeline.engines.launch_log import Cause, figures
 from pipeline.engines.launch_setting import first_launch, launch_setting, users_flags
 from pipeline.errors import PlanError
@@ -70,6 +79,9 @@ class Launch:
     folder: Folder
     log: Callable[[str], None]
     release: str | None = None
+    rate: Rate = running_requests
+    """What a plan is worth, for the ladder; `rate_unit` says of what."""
+    rate_unit: str = "requests at once"
     flags: LaunchFlags | None = None
     setting: Setting | None = None
     _tried: tuple[Tried, ...] = ()
@@ -82,7 +94,9 @@ class Launch:
 
     def begin(self, cards: tuple[Card, ...]) -> None:
         """Choose the first flags, on the cards as they are before anything is loaded."""
-        self.setting, unplanned = launch_setting(self.config, cards, self.release)
+        self.setting, unplanned = launch_setting(
+            self.config, cards, self.release, self.rate, self.rate_unit
+        )
         self._calibration = self._kept(users_flags(self.config))
         first = first_launch(self.config, self.setting, unplanned, self._calibration)
         self.flags = first.flags
