@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import regenerate
+from schemas.manifest import ROW_FORMAT
 
 ENDPOINT = "kind: endpoint, base_urls: ['http://127.0.0.1:9/v1']"
 HI = [{"role": "user", "content": "hi"}]
@@ -387,7 +388,7 @@ def test_folder_with_another_runs_settings_is_refused(
     identity = {"model": "another", "thinking": True}
     (tmp_path / "out").mkdir()
     record = {"run_id": "r", "created_at_s": 1.0, "identity": {"settings": identity}}
-    record |= {"carried_schema": "", "accepted_drift": []}
+    record |= {"carried_schema": "", "accepted_drift": [], "row_format": ROW_FORMAT}
     (tmp_path / "out" / "run.json").write_text(json.dumps(record))
     assert regenerate.main([str(run_file), *dry_run]) == 2
     lines = capsys.readouterr().err.splitlines()
