@@ -1,5 +1,6 @@
 """The run file: defaults, overrides, and a line for each mistake."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError
-from schemas.config import RunFile, read_run_file
+from schemas.config import QualityConfig, RunFile, read_run_file
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
 
@@ -479,3 +480,33 @@ def test_file_that_is_not_utf8_is_refused_with_the_byte(run_file: Path) -> None:
     run_file.write_bytes(b"model: \xff")
     with pytest.raises(ConfigError, match="not UTF-8 text at byte 7"):
         read_run_file(run_file)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("quality.loping={}", "quality.loping: unknown key; did you mean 'looping'?"),
+        ("quality.looping.policy=drp", "quality.looping.policy: found 'drp' (str); it should be "),
+        ("quality.looping.window=3", "quality.looping.window: unknown key; did you mean"),
+        ("quality.temperatures=[]", "quality.temperatures: found [] (list)"),
+    ],
+)
+def test_mistake_in_a_flags_section_is_named(tmp_path: Path, override: str, said: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("{prompts: {path: p}, model: m, output: {folder: o}}")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_run_file(path, [override])
+
+
+def test_flag_given_in_part_keeps_its_own_defaults() -> None:
+    quality = QualityConfig.model_validate({"empty_answer": {"policy": "retry"}})
+    assert quality.empty_answer.max_share == QualityConfig().empty_answer.max_share
+    assert quality.empty_answer.policy == "retry"
+
+
+def test_largest_budget_counts_the_tries_of_cut_turns() -> None:
+    values: dict[str, object] = {"prompts": {"path": "p"}, "model": "m", "output": {"folder": "o"}}
+    values["sampling"] = {"max_tokens": 100}
+    assert RunFile.model_validate(values).most_completion_tokens == 100
+    values["quality"] = {"cut_in_answer": {"policy": "retry"}, "max_attempts": 3}
+    assert RunFile.model_validate(values).most_completion_tokens == 400
