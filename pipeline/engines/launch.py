@@ -20,7 +20,6 @@ from pipeline.engines.ladder import (
     Stop,
     Tried,
     next_step,
-    running_requests,
 )
 from pipeline.engines.launch_log import Cause, figures
 from pipeline.engines.launch_setting import first_launch, launch_setting, users_flags
@@ -79,8 +78,8 @@ class Launch:
     folder: Folder
     log: Callable[[str], None]
     release: str | None = None
-    rate: Rate = running_requests
-    """What a plan is worth, for the ladder; `rate_unit` says of what."""
+    rate: Rate | None = None
+    """What a plan is worth to the ladder, in `rate_unit`. None: tokens/s where they are known."""
     rate_unit: str = "requests at once"
     flags: LaunchFlags | None = None
     setting: Setting | None = None
@@ -94,9 +93,9 @@ class Launch:
 
     def begin(self, cards: tuple[Card, ...]) -> None:
         """Choose the first flags, on the cards as they are before anything is loaded."""
-        self.setting, unplanned = launch_setting(
-            self.config, cards, self.release, self.rate, self.rate_unit
-        )
+        self.setting, unplanned = launch_setting(self.config, cards, self.release)
+        if self.rate is not None:
+            self.setting = replace(self.setting, rate=self.rate, rate_unit=self.rate_unit)
         self._calibration = self._kept(users_flags(self.config))
         first = first_launch(self.config, self.setting, unplanned, self._calibration)
         self.flags = first.flags
