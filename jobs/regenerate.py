@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from jobs import canary as canary_findings
 from jobs.status import as_json as status_as_json
-from jobs.status import duration, failed_lines
+from jobs.status import failed_lines
+from pipeline.durations import duration
 from pipeline.errors import (
     ConfigError,
     CoordinatorLostError,

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.status import run_status
 from pipeline.storage import Folder
@@ -85,16 +86,6 @@ def failed_lines(status: RunStatus) -> list[str]:
     ]
     more = len(status.failed) - len(lines)
     return [*lines, f"failed     and {more:,} more"] if more > 0 else lines
-
-
-def duration(seconds: float | None) -> str:
-    """For people: 42 s, 3 min, 5.2 h, 1.8 days."""
-    if seconds is None:
-        return "not known yet"
-    for size_s, unit, digits in ((86_400, "days", 1), (3_600, "h", 1), (60, "min", 0)):
-        if seconds >= 1.5 * size_s:
-            return f"{seconds / size_s:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _rate(tokens_per_s: float | None) -> str:

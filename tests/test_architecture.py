@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the ground up; a module imports only from lower floors. Neighbours do not import each other.
 FLOORS = (
-    ("pipeline.errors",),
+    ("pipeline.errors", "pipeline.durations"),
     ("schemas.prompt", "schemas.shard", "schemas.manifest"),
     ("schemas.config", "schemas.completion", "schemas.progress", "schemas.plan"),
     ("schemas.estimate",),
@@ -19,7 +19,7 @@ FLOORS = (
     ("pipeline.estimate_page",),
     ("pipeline.storage",),
     ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.sources"),
-    ("pipeline.prompts",),
+    ("pipeline.prompts", "pipeline.run_history", "pipeline.run_events", "pipeline.row_figures"),
     ("pipeline.looping",),
     ("pipeline.quality", "pipeline.languages"),
     ("pipeline.shards", "pipeline.rows", "pipeline.status"),
@@ -36,11 +36,15 @@ FLOORS = (
     ("pipeline.engines.client", "pipeline.diagnosis"),
     ("pipeline.engines.assembly",),
     ("pipeline.run_lengths",),
+    ("pipeline.report_sources", "pipeline.time_chart", "pipeline.run_series"),
+    ("pipeline.report_engines",),
+    ("pipeline.report",),
+    ("pipeline.report_page",),
     ("pipeline.worker",),
     ("pipeline.session",),
     ("pipeline.placement",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary"),
+    ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary", "jobs.report"),
     ("jobs.regenerate",),
 )
 
@@ -56,13 +60,14 @@ DOORS = {
         "pipeline.worker",
         "pipeline.dry_run",
         "pipeline.run_lengths",
+        "pipeline.row_figures",
     },
     "tqdm": {"jobs.regenerate"},
-    "pydantic": {"schemas.config"},
+    "pydantic": {"schemas.config", "pipeline.report_sources"},
     "pydantic_core": {"schemas.config"},
     "yaml": {"schemas.config"},
     "tokenizers": {"pipeline.engines.tokens"},
-    "jinja2": {"pipeline.estimate_page"},
+    "jinja2": {"pipeline.estimate_page", "pipeline.report_page"},
     "gguf": {"pipeline.engines.tokens"},
     "huggingface_hub": {"pipeline.engines.tokens"},
     "py3langid": {"pipeline.languages"},
@@ -71,6 +76,7 @@ DOORS = {
     "time": {
         "jobs.regenerate",
         "jobs.status",
+        "jobs.report",
         "pipeline.cluster",
         "pipeline.worker",
         # Durations and deadlines of what happens outside: no record is stamped there.

@@ -10,8 +10,9 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 
-from jobs.status import duration, main
+from jobs.status import main
 from pipeline import checkpoint, driver_lock
+from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.status import LIVE_FILE, run_status
 from pipeline.storage import Folder
