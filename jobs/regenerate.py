@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from schemas.manifest import Session
     from schemas.progress import Progress, RunStatus
 
+    Show = Callable[[Progress, list[str]], None]
+
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
 _EXAMPLE_CHARACTERS = 240
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -142,9 +144,11 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.engines.assembly import check_engine
     from pipeline.session import prepare
     from pipeline.storage import Folder
+    from pipeline.webhook import webhook_of
 
     check_engine(config)
     _check_quality(config)
+    webhook_of(config.events, _log)
     _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
@@ -238,6 +242,8 @@ def _generate(
     arguments: argparse.Namespace,
 ) -> int:
     from pipeline.cluster import open_cluster
+    from pipeline.observer import Observer
+    from pipeline.webhook import webhook_of
 
     session, started_s = prepared.session, time.monotonic()
     _log(
@@ -249,14 +255,23 @@ def _generate(
     if session.rows_done == session.rows_total:
         _log("event=nothing_to_do every row of the input is published")
         return _finish(folder, session, arguments, wall_s=0.0, causes=[])
-    with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster:
+    observer = Observer(
+        folder=folder,
+        run_id=prepared.plan.run_id,
+        clock=time.time,
+        log=_log,
+        webhook=webhook_of(prepared.plan.config.events, _log),
+    )
+    watching = observer.watching(prepared.plan.config)
+    with watching, open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster:
         caught = _caught_signals()
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
-            ending = _watch(cluster, caught, lost, show)
+            ending = _watch(cluster, caught, lost, _both(show, observer.see))
         if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
+        observer.finish("failed" if ending == "bad_canary" else ending)
     if ending == "bad_canary":
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":
@@ -267,6 +282,14 @@ def _generate(
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
+
+
+def _both(first: "Show", second: "Show") -> "Show":
+    def show(progress: "Progress", events: list[str]) -> None:
+        first(progress, events)
+        second(progress, events)
+
+    return show
 
 
 def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:

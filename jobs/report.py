@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.observer import REPORT_FILE
 from pipeline.report import report_json, run_report
 from pipeline.report_page import report_page
 from pipeline.storage import Folder
-
-REPORT_FILE = "report.html"
 
 
 def main(argv: list[str] | None = None) -> int:
