@@ -24,6 +24,7 @@ from pipeline.engines.assembly import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
 from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.languages import language_detector
+from pipeline.metrics import RunMetrics
 from pipeline.placement import (
     Hold,
     Node,
@@ -74,6 +75,7 @@ class Coordinator:
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
         )
+        self._metrics = RunMetrics(run_id=plan.run_id)
         self._reports: dict[str, WorkerReport] = {}
         self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
@@ -109,6 +111,7 @@ class Coordinator:
             return stale
         checkpoint.publish(self._folder, part, now_s=time())
         self._ledger.mark_done(rows)
+        self._metrics.published(part)
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
@@ -152,6 +155,7 @@ class Coordinator:
         return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
 
     def log(self, line: str) -> None:
+        self._metrics.logged(line)
         self._events.append(line)
 
     # -- for the driver
@@ -272,6 +276,7 @@ class Coordinator:
 
     def _write_live(self, progress: Progress) -> None:
         self._folder.write_whole(LIVE_FILE, progress.to_json().encode())
+        self._metrics.tell(progress, now_s=time())
         self._live_written_s = monotonic()
 
 
