@@ -58,11 +58,21 @@ def read_events(folder: Folder) -> list[RunEvent]:
     found = []
     for line in folder.read_lines(EVENTS_FILE):
         try:
-            found.append(RunEvent(**json.loads(line)))
-        except (ValueError, TypeError):
+            found.append(_event(json.loads(line)))
+        except (ValueError, TypeError, KeyError):
             # A line that a crash has cut, or that another release wrote.
             continue
     return found
+
+
+def _event(values: dict[str, object]) -> RunEvent:
+    worker = values["worker"]
+    return RunEvent(
+        kind=str(values["kind"]),
+        at_s=float(str(values["at_s"])),
+        worker=None if worker is None else str(worker),
+        text=str(values["text"]),
+    )
 
 
 def _line(event: RunEvent) -> bytes:

@@ -222,7 +222,9 @@ def test_events_file_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 
 def test_spoilt_lines_of_the_events_file_are_left_out(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.write_whole(EVENTS_FILE, b'{"kind": 1}\nnot json\n\xff\n[]\n{"cut')
+    no_time = b'{"kind": "a", "at_s": "x", "worker": null, "text": ""}'
+    lines = [b'{"kind": 1}', no_time, b"not json", b"\xff", b"[]", b'{"cut']
+    folder.write_whole(EVENTS_FILE, b"\n".join(lines))
     assert read_events(folder) == []
 
 
