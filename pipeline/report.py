@@ -163,7 +163,7 @@ def _assembled(
     parts = series.published(history, began_at_s)
     readings, clock_s = read_readings(folder)
     moved = [_on_our_clock(reading, clock_s - began_at_s) for reading in readings]
-    events = [event for event in read_events(folder) if event.at_s <= until_s + 60]
+    events = [event for event in read_events(folder) if 0 <= event.at_s <= until_s + 60]
     etas = series.eta_points(parts, history.sessions, began_at_s, span_s)
     left = _time_left(folder, status, etas, span_s)
     seen = Seen(
