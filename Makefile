@@ -46,6 +46,9 @@ test-cluster: $(STAMP) ## nodes in network namespaces: killed, cut off, joined; 
 status: $(STAMP) ## how far the demo is, or FOLDER=...
 	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
 
+report: $(STAMP) ## the demo's report as a page, or FOLDER=...
+	$(BIN)/python -m jobs.report $(or $(FOLDER),out/demo)
+
 format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -94,4 +97,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export
+.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report

@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from jobs import canary as canary_findings
 from jobs.status import as_json as status_as_json
-from jobs.status import duration, failed_lines
+from jobs.status import failed_lines
+from pipeline.durations import duration
 from pipeline.errors import (
     ConfigError,
     CoordinatorLostError,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pipeline.storage import Folder
     from schemas.manifest import Session
     from schemas.progress import Progress, RunStatus
+
+    Show = Callable[[Progress, list[str]], None]
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
 _EXAMPLE_CHARACTERS = 240
@@ -144,9 +147,11 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.engines.assembly import check_engine
     from pipeline.session import prepare
     from pipeline.storage import Folder
+    from pipeline.webhook import webhook_of
 
     check_engine(config)
     _check_quality(config)
+    webhook_of(config.events, _log)
     _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
@@ -241,6 +246,8 @@ def _generate(
 ) -> int:
     from pipeline.cluster import open_cluster
     from pipeline.live_eta import LiveEta
+    from pipeline.observer import Observer
+    from pipeline.webhook import webhook_of
 
     session, started_s = prepared.session, time.monotonic()
     _log(
@@ -257,14 +264,24 @@ def _generate(
         config=prepared.plan.config,
         today=datetime.now(UTC).date(),
     )
-    with open_cluster(prepared.plan, bytes(prepared.row_states)) as cluster, eta.working():
+    observer = Observer(
+        folder=folder,
+        run_id=prepared.plan.run_id,
+        clock=time.time,
+        log=_log,
+        webhook=webhook_of(prepared.plan.config.events, _log),
+    )
+    watching = observer.watching(prepared.plan.config)
+    held = open_cluster(prepared.plan, bytes(prepared.row_states))
+    with watching, held as cluster, eta.working():
         caught = _caught_signals()
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
-            ending = _watch(cluster, caught, lost, show, eta)
+            ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
         if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
+        observer.finish("failed" if ending == "bad_canary" else ending)
     if ending == "bad_canary":
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":
@@ -275,6 +292,14 @@ def _generate(
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
+
+
+def _both(first: "Show", second: "Show") -> "Show":
+    def show(progress: "Progress", events: list[str]) -> None:
+        first(progress, events)
+        second(progress, events)
+
+    return show
 
 
 def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:

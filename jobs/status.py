@@ -1,15 +1,18 @@
 """How far a run is, from its output folder alone.
 
-usage: python -m jobs.status FOLDER [--json]
+usage: python -m jobs.status FOLDER [--json] [--watch [--interval S]]
 """
 
 import argparse
 import json
+import math
+import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.planner.update_output import time_left
 from pipeline.status import run_status
@@ -17,24 +20,88 @@ from pipeline.storage import Folder
 from schemas.progress import RunStatus, WorkerReport
 
 _MOST_FAILED_SHOWN = 20
+_INTERRUPTED = 130
+_CLEAR_SCREEN = "\x1b[H\x1b[2J"
+_WATCH_SHARE = 10
+"""A look may take a tenth of the time between looks."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 when the folder holds no run."""
+    """Exit status: 0, 2 when the folder holds no run, 130 when a watch was interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m jobs.status", description="How far a run is, from its files alone."
     )
     parser.add_argument("folder", type=Path, help="the run's output.folder")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--watch", action="store_true", help="again and again, until the run ends")
+    parser.add_argument("--interval", type=_seconds, default=5.0, metavar="S", help="default: 5")
     arguments = parser.parse_args(argv)
-    now_s = time.time()
+    folder = Folder(arguments.folder.absolute())
     try:
-        status = run_status(Folder(arguments.folder.absolute()), now_s=now_s)
+        return _watch(folder, arguments) if arguments.watch else _show_once(folder, arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:
+    now_s = time.time()
+    status = run_status(folder, now_s=now_s)
     print(json.dumps(as_json(status), indent=1) if arguments.json else _text(status, now_s))
     return 0
+
+
+def _watch(folder: Folder, arguments: argparse.Namespace) -> int:
+    """Until the run ends, or Ctrl-C: exit 130. A manifest that takes long to read is read less.
+
+    On a terminal the screen is drawn anew; elsewhere, and with --json, each look is one line.
+    """
+    try:
+        while True:
+            began_s, now_s = time.monotonic(), time.time()
+            status = run_status(folder, now_s=now_s)
+            print(_look(status, now_s, as_line=arguments.json), flush=True)
+            if status.state not in ("running", "unknown"):
+                return 0
+            took_s = time.monotonic() - began_s
+            time.sleep(max(arguments.interval, _WATCH_SHARE * took_s))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has had enough; what is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _look(status: RunStatus, now_s: float, *, as_line: bool) -> str:
+    if as_line:
+        return json.dumps(as_json(status))
+    if sys.stdout.isatty():
+        return f"{_CLEAR_SCREEN}{_text(status, now_s)}\n{_clock(now_s)}, Ctrl-C leaves"
+    return f"{_clock(now_s)} {_line(status, now_s)}"
+
+
+def _clock(now_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(now_s))
+
+
+def _line(status: RunStatus, now_s: float) -> str:
+    workers = status.workers
+    return (
+        f"{status.state} rows={status.rows_done}/{status.rows_total} errors={status.rows_error} "
+        f"failed={status.rows_failed} tokens={status.completion_tokens} "
+        f"rate='{_rate(status.tokens_per_s)}' time_left='{duration(status.eta_s)}' "
+        f"published='{_ago(status.last_publish_s, now_s)}' "
+        f"engines={sum(w.state in ('running', 'idle') for w in workers)}/{len(workers)} "
+        f"in_flight={sum(w.in_flight for w in workers)} restarts={sum(w.restarts for w in workers)}"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
 
 
 def as_json(status: RunStatus) -> dict[str, object]:
@@ -86,16 +153,6 @@ def failed_lines(status: RunStatus) -> list[str]:
     ]
     more = len(status.failed) - len(lines)
     return [*lines, f"failed     and {more:,} more"] if more > 0 else lines
-
-
-def duration(seconds: float | None) -> str:
-    """For people: 42 s, 3 min, 5.2 h, 1.8 days."""
-    if seconds is None:
-        return "not known yet"
-    for size_s, unit, digits in ((86_400, "days", 1), (3_600, "h", 1), (60, "min", 0)):
-        if seconds >= 1.5 * size_s:
-            return f"{seconds / size_s:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _rate(tokens_per_s: float | None) -> str:

@@ -13,6 +13,7 @@ from pipeline import checkpoint, driver_lock
 from pipeline.canary import excesses, hold_all_but_canary, tally_of, turned_bad
 from pipeline.intake import frozen_prompts
 from pipeline.live_log import LogKeeper
+from pipeline.metrics import RunMetrics
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
@@ -46,6 +47,7 @@ class Coordinator:
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
         )
+        self._metrics = RunMetrics(run_id=plan.run_id)
         self._reports: dict[str, WorkerReport] = {}
         self._with_spare_rows: set[str] = set()
         self._asked_back: dict[str, int] = {}
@@ -84,6 +86,7 @@ class Coordinator:
             return stale
         checkpoint.publish(self._folder, part, now_s=time())
         self._ledger.mark_done(rows)
+        self._metrics.published(part)
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
@@ -134,6 +137,7 @@ class Coordinator:
         return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
 
     def log(self, line: str) -> None:
+        self._metrics.logged(line)
         self._events.append(line)
 
     # -- for the driver
@@ -276,4 +280,5 @@ class Coordinator:
 
     def _write_live(self, progress: Progress) -> None:
         self._folder.write_whole(LIVE_FILE, progress.to_json().encode())
+        self._metrics.tell(progress, now_s=time())
         self._live_written_s = monotonic()

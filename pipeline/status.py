@@ -2,6 +2,7 @@
 
 from pipeline import checkpoint, driver_lock
 from pipeline.errors import ConfigError
+from pipeline.run_history import read_history
 from pipeline.storage import Folder
 from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus
@@ -15,7 +16,7 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     """Raises ConfigError for a folder that holds no run."""
     if checkpoint.read_run(folder) is None:
         raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_history(folder)
     if not manifest.sessions:
         raise ConfigError(f"{folder.root}: the run here has not begun: it has read no prompts yet")
     session, parts = manifest.sessions[-1], list(manifest.parts.values())

@@ -206,6 +206,13 @@ class ClusterConfig(Section):
     """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
 
 
+class EventsConfig(Section):
+    """Who is told of what happens to the run."""
+
+    webhook_env: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the environment variable that holds the URL to post to. Null: nobody is told."""
+
+
 class HardwareConfig(Section):
     """Cards of one kind in one machine, for the planner to choose among."""
 
@@ -285,6 +292,7 @@ class RunFile(Section):
     work: WorkConfig = WorkConfig()
     output: OutputConfig
     cluster: ClusterConfig = ClusterConfig()
+    events: EventsConfig = EventsConfig()
     hardware: list[HardwareConfig] = []
     lengths: LengthsConfig = LengthsConfig()
     planner: PlannerConfig = PlannerConfig()

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError
-from schemas.config import QualityConfig, RunFile, read_run_file
+from schemas.config import RunFile, read_run_file
+from schemas.quality_config import QualityConfig
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
 

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ from running import (
 )
 from scripted_model import EMPTY_ANSWERS, END, SCRIPT, write_scripted_model
 from scripted_server import Reply, ScriptedServer, answer, completion_body, last_text, serving
+from webhook_receiver import receiving
+
+from pipeline.metrics import EXPORTED
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine]
 
@@ -45,7 +50,12 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def cluster(metrics_port: int) -> Iterator[str]:
     """The address of a Ray cluster that runs of this file share; their own would take 4 s each.
 
     It ends with this file: two heads on one machine get in each other's way.
@@ -54,7 +64,9 @@ def cluster() -> Iterator[str]:
     port = free_port()
     options = ["--num-cpus=8", "--include-dashboard=false", "--object-store-memory=80000000"]
     options += [f"--dashboard-agent-listen-port={free_port()}"]
+    options += [f"--metrics-export-port={metrics_port}"]
     with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_metrics_report_interval_ms", "500")
         environment.setenv("RAY_AUTH_MODE", "disabled")
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head = subprocess.Popen(
@@ -462,7 +474,7 @@ def scripted_lengths(num: int) -> list[int]:
 
 
 def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
-    tmp_path: Path, cluster: str
+    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         return Reply(body=answer(request, number).body, delay_s=0.02)
@@ -473,11 +485,15 @@ def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
         return Reply(body=completion_body("!" * 800, reasoning_content="!" * 800), delay_s=0.02)
 
     good, bad = ScriptedServer(script=slow), ScriptedServer(script=turns_to_garbage)
-    with serving(good), serving(ScriptedServer(script=slow)) as other, serving(bad):
+    third = ScriptedServer(script=slow)
+    with serving(good), serving(third) as other, serving(bad), receiving() as hook:
+        hook.codes = [503, 500]
+        monkeypatch.setenv("HOOK", hook.url)
         run = new_run(
             tmp_path,
             questions(2000),
             cluster,
+            events={"webhook_env": "HOOK"},
             engine=endpoint(good, other, bad, max_running_requests=4),
             quality={"canary_rows": 50, "window_rows": 100},
             output={"flush_interval_s": 4},
@@ -495,6 +511,55 @@ def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
         flagged = [row for row in run.published().to_pylist() if row["flags"]]
         assert {row["worker_id"] for row in flagged} <= {"w2"}
         assert len(flagged) < 400
+        assert [notice["event"] for notice in hook.got] == ["engine_drained", "run_done"]
+        assert (hook.got[0]["worker"], hook.got[1]["rows_done"]) == ("w2", 2000)
+        page = (run.folder / "report.html").read_text()
+        assert '<span data-figure="status.rows_done">2,000</span>' in page
+        assert 'class="state done"' in page
+        assert "looping in" in page
+        assert hook.url.partition("key=")[2] not in result.err + page
+
+
+def test_rays_metrics_page_has_the_runs_figures(
+    tmp_path: Path, cluster: str, metrics_port: int
+) -> None:
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        is_last = last_text(request).endswith(" 29?")
+        return replace(answer(request, number), delay_s=30.0 if is_last else 0.0)
+
+    with serving(ScriptedServer(script=slow)) as server:
+        run = new_run(tmp_path, questions(30), cluster, engine=endpoint(server))
+        process = run.start()
+        found: dict[str, float] = {}
+
+        def has_all() -> bool:
+            found.update(scraped(metrics_port, run))
+            return found.get("ray_regenerate_rows_total", 0) >= 29 or process.poll() is not None
+
+        wait_until(has_all)
+        process.terminate()
+        ended(process)
+    # No flag, retry or failure came up: those are told as they happen.
+    silent = {"ray_regenerate_flags_total", "ray_regenerate_retries_total"}
+    assert EXPORTED - found.keys() <= silent | {"ray_regenerate_restarts_total"}
+    assert found["ray_regenerate_rows_total"] == 29
+    assert found["ray_regenerate_rows_open"] == 1
+
+
+def scraped(port: int, run: Run) -> dict[str, float]:
+    """Sums by name of the samples of one run."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            lines = page.read().decode().splitlines()
+    except OSError:
+        return {}
+    record = run.folder / "run.json"
+    run_id = json.loads(record.read_text())["run_id"] if record.exists() else "?"
+    sums: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        if f'run="{run_id}"' in line:
+            sums[line.partition("{")[0]] += float(line.rpartition(" ")[2])  # type: ignore[assignment]
+    return dict(sums)
 
 
 def test_no_engine_at_all_ends_with_its_cause(tmp_path: Path, cluster: str) -> None:

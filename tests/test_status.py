@@ -1,6 +1,12 @@
 """How far a run is, from the files alone: counts, rates, states, and what people read."""
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,8 +16,9 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 
-from jobs.status import duration, main
+from jobs.status import main
 from pipeline import checkpoint, driver_lock
+from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.status import LIVE_FILE, run_status
 from pipeline.storage import Folder
@@ -22,6 +29,7 @@ from schemas.progress import Progress, RunStatus, WorkerReport
 
 Build = Callable[..., Completion]
 
+ROOT = Path(__file__).resolve().parent.parent
 RECORD = RunRecord(
     run_id="run-1", created_at_s=1000.0, identity=RunIdentity(settings={}), carried_schema=""
 )
@@ -492,3 +500,75 @@ def test_folder_with_an_unreadable_run_is_the_users_to_mend(
 )
 def test_durations_are_rounded_for_people(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
+
+
+# -- watching
+
+
+def test_watch_tells_line_by_line_and_ends_with_the_run(
+    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    holder = driver_lock.this_process()
+    driver_lock.acquire(folder, holder, time.sleep)
+    write_live(folder, "running")
+
+    def end_the_run() -> None:
+        time.sleep(0.2)
+        publish(folder, "p1", [completion(f"r{n}") for n in range(10)], now_s=time.time())
+        driver_lock.release(folder, holder)
+
+    ending = threading.Thread(target=end_the_run)
+    ending.start()
+    assert main([str(folder.root), "--watch", "--interval", "0.02"]) == 0
+    ending.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3
+    assert " running rows=0/10 " in lines[0]
+    assert "engines=1/1 in_flight=4 restarts=1" in lines[0]
+    assert " done rows=10/10 " in lines[-1]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_watch_of_a_run_that_has_ended_looks_once(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    write_live(folder, "stopped")
+    assert main([str(folder.root), "--watch", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["state"] == "stopped"
+
+
+def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: Folder) -> None:
+    begin(folder)
+    driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
+    write_live(folder, "running")
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "jobs.status", str(folder.root), "--watch", "--interval", "60"]
+    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(terminal)
+    drawn = b""
+    while b"Ctrl-C leaves" not in drawn:
+        drawn += os.read(controller, 4096)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    os.close(controller)
+    assert (process.returncode, said) == (130, b"")
+    assert drawn.startswith(b"\x1b[H\x1b[2J")
+    assert b"rows       0 of 10 done" in drawn
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon"])
+def test_interval_is_a_number_above_zero(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["out", "--watch", f"--interval={interval}"])
+    assert left.value.code == 2
+    assert "--interval" in capsys.readouterr().err
+
+
+def test_watch_of_a_folder_without_a_run_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--watch"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,48 @@
+"""The report of a run as one HTML page, from its output folder alone.
+
+usage: python -m jobs.report FOLDER [--html FILE] [--json]
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+from pipeline.observer import REPORT_FILE
+from pipeline.report import report_json, run_report
+from pipeline.report_page import report_page
+from pipeline.storage import Folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 when the folder holds no run or the page cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.report", description="The report of a run, from its files alone."
+    )
+    parser.add_argument("folder", type=Path, help="the run's output.folder")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="default: FOLDER/report.html")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, no page")
+    arguments = parser.parse_args(argv)
+    folder = Folder(arguments.folder.absolute())
+    try:
+        report = run_report(folder, now_s=time.time())
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(report_json(report), indent=1))
+        return 0
+    target = arguments.html or folder.path(REPORT_FILE)
+    try:
+        target.write_text(report_page(report), encoding="utf-8")
+    except OSError as error:
+        print(f"--html: cannot write {target}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

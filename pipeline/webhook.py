@@ -1,0 +1,146 @@
+"""Events posted to a webhook, from a thread of its own: nothing here holds the run up.
+
+The queue is bounded, a delivery is tried a few times with back-off, and at the end a run waits for
+what is left no longer than it is told to. What is given up is counted and logged. The URL is a
+secret: it comes from the environment and stands in no message.
+"""
+
+import json
+import os
+import queue
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from urllib.parse import urlsplit
+
+from pipeline.errors import ConfigError
+from schemas.config import EventsConfig
+
+_MOST_QUEUED = 200
+_TRIES = 6
+_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 15.0
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """The JSON body of one post."""
+
+    event: str
+    run: str
+    """The run's id."""
+    folder: str
+    at_s: float
+    """Seconds since 1970, UTC."""
+    text: str
+    rows_done: int
+    rows_total: int
+    worker: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Webhook:
+    """Where notices go, and the thread that takes them there."""
+
+    url: str
+    log: Callable[[str], None]
+    backoff_first_s: float = _BACKOFF_FIRST_S
+    num_lost: int = 0
+    _queue: "queue.Queue[Notice | None]" = field(
+        default_factory=lambda: queue.Queue(maxsize=_MOST_QUEUED)
+    )
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def tell(self, notice: Notice) -> None:
+        """Queue it; dropped when as many wait already."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver, name="webhook", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(notice)
+        except queue.Full:
+            self._lose(notice, "too many wait already")
+
+    def close(self, wait_s: float) -> None:
+        """Deliver what is queued, for so long at most."""
+        if self._thread is None:
+            return
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            self._stop.set()
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            self._stop.set()
+            self.log(f"event=webhook_given_up after_s={wait_s:g}")
+
+    def _deliver(self) -> None:
+        while not self._stop.is_set():
+            notice = self._queue.get()
+            if notice is None:
+                return
+            self._deliver_one(notice)
+
+    def _deliver_one(self, notice: Notice) -> None:
+        problem = ""
+        for number in range(_TRIES):
+            wait_s = min(self.backoff_first_s * 2.0 ** (number - 1), _BACKOFF_MOST_S)
+            if number and self._stop.wait(wait_s):
+                return
+            answer = _posted(self.url, notice)
+            if answer is None:
+                return
+            problem, again = answer
+            if not again:
+                break
+        self._lose(notice, problem)
+
+    def _lose(self, notice: Notice, why: str) -> None:
+        self.num_lost += 1
+        self.log(f"event=webhook_lost notice={notice.event} why={why!r}")
+
+
+def webhook_of(config: EventsConfig, log: Callable[[str], None]) -> Webhook | None:
+    """The run file's webhook. Raises ConfigError when its variable holds no URL."""
+    if config.webhook_env is None:
+        return None
+    url = os.environ.get(config.webhook_env, "")
+    if not url:
+        raise ConfigError(
+            f"events.webhook_env: found no environment variable {config.webhook_env}; it should "
+            f"hold the URL to post to"
+        )
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_url = False
+    if not is_url:
+        # The value is not shown: it is a secret.
+        raise ConfigError(
+            f"events.webhook_env: the environment variable {config.webhook_env} holds no URL that "
+            f"starts with http:// or https:// and a host"
+        )
+    return Webhook(url=url, log=log)
+
+
+def _posted(url: str, notice: Notice) -> tuple[str, bool] | None:
+    """None when it was taken; else what went wrong, and whether another try may help."""
+    request = urllib.request.Request(  # noqa: S310 - http or https, as checked
+        url,
+        data=json.dumps(asdict(notice)).encode(),
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - the same
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"HTTP {error.code}", error.code >= 500 or error.code in (408, 429)
+    except (OSError, ValueError) as error:
+        # No connection, or none in time; a URL error wraps the cause.
+        return type(getattr(error, "reason", error)).__name__, True
