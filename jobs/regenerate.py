@@ -147,11 +147,10 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline.engines.assembly import check_engine
     from pipeline.session import prepare
     from pipeline.storage import Folder
-    from pipeline.webhook import webhook_of
 
     check_engine(config)
     _check_quality(config)
-    webhook_of(config.events, _log)
+    _check_events(config)
     _check_folders_apart(config)
     _exit_on_signals()
     folder = Folder(Path(config.output.folder))
@@ -185,6 +184,12 @@ def _check_quality(config: RunFile) -> None:
 
     if config.quality.wrong_language.enabled:
         check_language_detector()
+
+
+def _check_events(config: RunFile) -> None:
+    from pipeline.webhook import webhook_of
+
+    webhook_of(config.events, _log)
 
 
 def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
@@ -507,6 +512,7 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
 
     check_engine(config)
     _check_quality(config)
+    _check_events(config)
     found = dry_run(config, Folder(Path(config.output.folder)))
     if as_json:
         print(json.dumps(asdict(found), indent=1))

@@ -1,8 +1,10 @@
 """A run's engines over its time: rates, running requests, accept lengths, one row each. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeline import run_series as series
 from pipeline import time_chart as chart
@@ -27,6 +29,7 @@ class EngineRow:
     tokens_per_s: float
     """Published, over the run's time."""
     running_requests: float | None
+    """On average, since it was launched with its cap."""
     cap_requests: int | None
     accept_length: float | None
     restarts: int
@@ -193,18 +196,35 @@ def _engine(name: str, seen: Seen, readings: Sequence[LiveReading]) -> EngineRow
     caps = [reading.cap_requests for reading in readings] or [
         s.max_running_requests for s in starts
     ]
+    # After a step down the earlier requests say nothing of the cap that stands beside them.
+    as_launched = [reading for reading in readings if reading.cap_requests == caps[-1]]
     return EngineRow(
         name=name,
         rows=sum(part.rows for part in mine),
         tokens=tokens,
         tokens_per_s=tokens / seen.span_s,
-        running_requests=mean_of(readings, "running_requests"),
+        running_requests=mean_of(as_launched, "running_requests"),
         cap_requests=caps[-1] if caps else None,
         accept_length=mean_of(readings, "accept_length"),
-        restarts=max(happened["engine_ready"] - 1, happened["engine_lost"], 0),
+        restarts=_restarts(name, seen),
         step_downs=happened["step_down"],
         plan=starts[-1].plan if starts else None,
     )
+
+
+def _restarts(name: str, seen: Seen) -> int:
+    """Times that it came up again, or was lost; its first start in a session is none."""
+    starts = [session.started_at_s for session in seen.history.sessions]
+    total = 0
+    for start_s, end_s in pairwise([*starts, math.inf]):
+        mine = Counter(
+            event.kind
+            for event in seen.events
+            if event.worker and series.slot_of(event.worker) == name
+            if start_s <= event.at_s < end_s
+        )
+        total += max(mine["engine_ready"] - 1, mine["engine_lost"], 0)
+    return total
 
 
 def mean_of(readings: Sequence[LiveReading], field: str) -> float | None:

@@ -330,6 +330,19 @@ def test_mistake_in_the_engines_section_is_one_line(
     assert "sk-secret" not in said
 
 
+@pytest.mark.parametrize("value", [None, "", "hooks.example/secret"])
+def test_webhook_variable_without_a_url_is_named_and_its_value_is_not(
+    told: Told, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("HOOK", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HOOK", value)
+    said = told("events.webhook_env=HOOK")
+    assert said.startswith("events.webhook_env: ")
+    assert "environment variable HOOK" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize("value", [None, ""])
 def test_key_variable_that_is_not_set_is_named(
     told: Told, monkeypatch: pytest.MonkeyPatch, value: str | None

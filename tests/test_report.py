@@ -16,12 +16,13 @@ from page_reading import CHROMIUM, Figure, browsed, parsed
 
 from jobs.report import main
 from jobs.status import as_json as status_json
-from pipeline.checkpoint import publish, read_manifest, stage_part
+from pipeline.checkpoint import begin_session, publish, read_manifest, stage_part
 from pipeline.durations import duration
 from pipeline.report import Report, report_json, run_report
 from pipeline.report_page import report_page
 from pipeline.report_sources import READINGS_FILE, RUN_FILE_COPY
 from pipeline.row_figures import RowFigures
+from pipeline.run_events import append_events, event_of
 from pipeline.run_history import read_history
 from pipeline.status import run_status
 from pipeline.storage import Folder
@@ -129,6 +130,8 @@ def test_time_line_shows_restart_and_step_where_they_were(report: Report) -> Non
     second = report.figures.engines[1]
     assert (second.name, second.restarts, second.step_downs) == ("w1", 1, 1)
     assert second.cap_requests == 32
+    assert second.running_requests is not None
+    assert 0.9 * 32 < second.running_requests < 32
 
 
 def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
@@ -310,3 +313,15 @@ def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) ->
     assert drawn == {"fastest engine": 149.0, "middle": 124.0, "slowest engine": 100.0}
     assert report.rate_chart.lines[0].last == sum(range(100, 150))
     assert "and 10 more" in parsed(report_page(report)).text
+
+
+def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    session = replace(read_manifest(folder).sessions[0], session_id="s2", started_at_s=now_s + 100)
+    begin_session(folder, session)
+    lines = [f"event=engine_ready worker=w{n}" for n in range(3)]
+    events = [event_of(line, now_s=now_s + 110) for line in lines]
+    append_events(folder, [event for event in events if event is not None])
+    found = run_report(folder, now_s=now_s + 200, state="running").figures
+    assert [engine.restarts for engine in found.engines] == [0, 1, 0]
