@@ -51,6 +51,7 @@ class MeteredEngine:
         self._stop_looking()
         self.meter.stopped()
         await self.served.start()
+        self.meter.card = self.served.card
         self.meter.started(self.served.max_running_requests)
         self._looking = asyncio.create_task(self._look_forever())
 

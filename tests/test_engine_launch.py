@@ -153,6 +153,7 @@ def test_what_the_run_file_leaves_open_is_planned_and_the_engines_figure_is_kept
     row = published_rows(at.book)["q000"]
     assert "--mem-fraction-static" in str(row["plan"])
     assert row["engine_release"] == "sglang 0.5.23"
+    assert at.engine.card == "RTX PRO 6000 Blackwell"
 
 
 def test_engine_gets_no_pythonpath_and_only_what_is_passed(

@@ -89,6 +89,13 @@ class ServedEngine:
     def plan(self) -> str | None:
         return self._launch.text if self._launch is not None and self._launch.is_begun else None
 
+    @property
+    def card(self) -> str | None:
+        """The planner's name of the card that it was planned for."""
+        if self._launch is None or self._launch.setting is None or self._launch.setting.gpu is None:
+            return None
+        return self._launch.setting.gpu.name
+
     async def start(self) -> None:
         """Return when a request can be answered.
 
