@@ -71,6 +71,8 @@ class Kernels:
     """What narrow weights reach of the shares above."""
     fp4: float = 0.70
     int4: float = 0.80
+    int4_gemm: float = 0.80
+    """What a product of 4-bit integers reaches, widened tile by tile (Marlin, arXiv:2408.11743)."""
     widened_gemm: float = 0.50
     """What a product reaches whose narrow weights are first widened to 16 bits."""
     widening: float = 0.30
@@ -435,7 +437,8 @@ def _is_widened(replica: Replica, kind: WeightClass) -> bool:
 
 def _product_share(replica: Replica, kind: WeightClass) -> float:
     if _is_widened(replica, kind):
-        return replica.kernels.widened_gemm
+        kernels = replica.kernels
+        return kernels.int4_gemm if kind == "int4" else kernels.widened_gemm
     return _narrow(replica, kind)
 
 
