@@ -180,5 +180,23 @@ def turned_bad(
     return None
 
 
+def broken_by_all(
+    reports: Mapping[str, WorkerReport], quality: QualityConfig, accepted: Mapping[str, float]
+) -> dict[str, float]:
+    """Flags whose limit every engine breaks, and their share: the rows or the model are at fault.
+
+    None of them is drained for it. One engine alone is no fleet.
+    """
+    judged = [one for one in reports.values() if one.window_rows >= _FEWEST_ROWS_TO_COMPARE]
+    if len(judged) < 2:
+        return {}
+    broken = {}
+    for flag, limit in _limits(quality, accepted).items():
+        if limit is not None and all(_chance(one, flag, limit) < _FLEET_RISK for one in judged):
+            count = sum(one.window_flags.get(flag, 0) for one in judged)
+            broken[flag] = count / sum(one.window_rows for one in judged)
+    return broken
+
+
 def _chance(report: WorkerReport, flag: str, limit: float) -> float:
     return chance_of_as_many(report.window_flags.get(flag, 0), report.window_rows, limit)

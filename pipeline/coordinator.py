@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import Literal
 
 from pipeline import checkpoint, driver_lock
-from pipeline.canary import excesses, hold_all_but_canary, tally_of, turned_bad
+from pipeline.canary import broken_by_all, excesses, hold_all_but_canary, tally_of, turned_bad
 from pipeline.intake import frozen_prompts
 from pipeline.live_log import LogKeeper
 from pipeline.metrics import RunMetrics
@@ -25,6 +25,7 @@ from schemas.session import SessionPlan, Tally
 from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
+_LOOK_AT_ALL_S = 30.0
 
 
 class Coordinator:
@@ -53,6 +54,8 @@ class Coordinator:
         self._asked_back: dict[str, int] = {}
         self._listed_engines: set[tuple[str, int]] = set()
         self._taken_for_dead: set[str] = set()
+        self._told_of_all: set[str] = set()
+        self._looked_at_all_s = 0.0
         self._ready: set[str] = set()
         self._has_begun = False
         self._events: list[str] = []
@@ -136,6 +139,17 @@ class Coordinator:
             return Orders(drain_cause=cause)
         return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
 
+    def _tell_what_all_break(self) -> None:
+        """Once a flag: rows go on, flagged, since no other engine would write better ones."""
+        if monotonic() - self._looked_at_all_s < _LOOK_AT_ALL_S:
+            return
+        self._looked_at_all_s = monotonic()
+        quality, accepted = self._plan.config.quality, self._plan.accepted_shares
+        for flag, share in broken_by_all(self._reports, quality, accepted).items():
+            if flag not in self._told_of_all:
+                self._told_of_all.add(flag)
+                self.log(f"event=every_engine_over_limit flag={flag} share={share:.0%}")
+
     def log(self, line: str) -> None:
         self._metrics.logged(line)
         self._events.append(line)
@@ -155,6 +169,7 @@ class Coordinator:
     def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
         self._days_left = days_left
+        self._tell_what_all_break()
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
             self._taken_for_dead.add(worker_id)
             self.log(f"event=worker_silent worker={worker_id}")

@@ -31,6 +31,7 @@ Ending = Literal["done", "stopped", "failed"]
 NOTICES = {
     "canary_failed": "canary_failed",
     "engine_drained": "engine_drained",
+    "every_engine_over_limit": "every_engine_over_limit",
     "step_down": "engine_stepped_down",
     "run_done": "run_done",
     "run_stopped": "run_stopped",

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import checkpoint
 from pipeline.canary import (
+    broken_by_all,
     chance_of_as_many,
     excesses,
     hold_all_but_canary,
@@ -177,8 +178,15 @@ def test_engine_that_alone_breaks_a_limit_is_named() -> None:
     assert found == {"b": "looping in 30 of its last 40 rows (limit 5%)"}
 
 
-def test_limit_that_every_engine_breaks_drains_none() -> None:
-    assert bad_ones(report("a", 200, looping=90), report("b", 200, looping=95)) == {}
+def test_limit_that_every_engine_breaks_drains_none_and_is_told() -> None:
+    both = (report("a", 200, looping=90), report("b", 200, looping=95))
+    assert bad_ones(*both) == {}
+    by_id = {one.worker_id: one for one in both}
+    # 185 of 400 rows
+    assert broken_by_all(by_id, QualityConfig(), {}) == {"looping": 185 / 400}
+    by_id["c"] = report("c", 200)
+    assert broken_by_all(by_id, QualityConfig(), {}) == {}
+    assert broken_by_all({"a": both[0]}, QualityConfig(), {}) == {}
 
 
 def test_two_bad_engines_of_three_are_both_drained() -> None:
