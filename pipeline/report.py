@@ -13,6 +13,7 @@ from itertools import pairwise
 from pipeline import run_series as series
 from pipeline import time_chart as chart
 from pipeline.report_engines import EngineRow, Seen, engine_charts, engine_rows, mean_of
+from pipeline.report_plan import PlanRow, dry_run_rows
 from pipeline.report_sources import read_readings, read_run_file_copy, read_time_left
 from pipeline.row_figures import CategoryCount, RowFigures, SlowRow
 from pipeline.run_events import RunEvent, read_events
@@ -50,16 +51,6 @@ class FlagShare:
     share: float
     max_share: float | None
     policy: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """A figure that the run file expects, and what came of it."""
-
-    name: str
-    planned: float
-    measured: float | None
-    is_share: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +186,7 @@ def _assembled(
             prompt_tokens=sum(part.prompt_tokens for part in history.parts.values()),
             flags=_flags(history, config),
             engines=engine_rows(seen, status),
-            plan=_plan(seen),
+            plan=(*_plan(seen), *dry_run_rows(folder, status, history, now_s=now_s)),
             spending=_spending(seen, status, left),
             slowest=tuple(rows.slowest),
         ),

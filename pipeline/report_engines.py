@@ -189,7 +189,7 @@ def engine_rows(seen: Seen, status: RunStatus) -> tuple[EngineRow, ...]:
 def _engine(name: str, seen: Seen, readings: Sequence[LiveReading]) -> EngineRow:
     mine = [part for part in seen.parts if part.worker == name]
     tokens = sum(part.tokens for part in mine)
-    starts = [e for e in seen.history.engine_starts if series.slot_of(e.worker_id) == name]
+    starts = [e for e in seen.history.engines if series.slot_of(e.worker_id) == name]
     happened = Counter(
         event.kind for event in seen.events if event.worker and series.slot_of(event.worker) == name
     )

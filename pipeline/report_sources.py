@@ -7,13 +7,13 @@ import json
 
 from pydantic import ValidationError
 
+from pipeline.live_log import READINGS_FILE
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
 from schemas.config import RunFile
 from schemas.estimate import Band, LiveReading
 
 RUN_FILE_COPY = "run-file.json"
-READINGS_FILE = "live-readings.jsonl"
 _SECONDS_A_DAY = 86_400
 
 

@@ -12,16 +12,6 @@ from pipeline.storage import Folder
 from schemas.manifest import CanaryEvent, Part, RunManifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStart:
-    """An engine that came up, as the manifest lists it."""
-
-    worker_id: str
-    plan: str | None
-    max_running_requests: int
-    ready_at_s: float
-
-
 @dataclass(slots=True, kw_only=True)
 class RunHistory(RunManifest):
     """The manifest's events folded together, ids left out, with what came before the last word."""
@@ -29,12 +19,8 @@ class RunHistory(RunManifest):
     first_listed_s: dict[str, float] = field(default_factory=dict)
     """When each part's rows were first published; taking rows back lists the rest anew."""
     canaries: list[CanaryEvent] = field(default_factory=list)
-    engine_starts: list[EngineStart] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
-        if event.get("event") == "engine":
-            self.engine_starts.append(_engine_start(event))
-            return
         is_canary = event.get("event") == "canary"
         RunManifest.fold(self, event)
         if is_canary and self.canary is not None:
@@ -60,13 +46,3 @@ def read_history(folder: Folder) -> RunHistory:
         except (KeyError, TypeError, ValueError, AttributeError):
             history.unreadable_lines.append(number)
     return history
-
-
-def _engine_start(event: dict[str, object]) -> EngineStart:
-    plan = event.get("plan")
-    return EngineStart(
-        worker_id=str(event["worker_id"]),
-        plan=None if plan is None else str(plan),
-        max_running_requests=int(str(event["max_running_requests"])),
-        ready_at_s=float(str(event["ready_at_s"])),
-    )

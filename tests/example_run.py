@@ -12,7 +12,8 @@ from random import Random
 import pyarrow as pa
 
 from pipeline import checkpoint
-from pipeline.report_sources import READINGS_FILE, write_run_file
+from pipeline.live_log import READINGS_FILE
+from pipeline.report_sources import write_run_file
 from pipeline.run_events import append_events, event_of
 from pipeline.status import LIVE_FILE
 from pipeline.storage import Folder
@@ -81,7 +82,9 @@ def run_file(root: Path) -> RunFile:
             "engine": {
                 "kind": "sglang", "python": "python", "count": 3, "max_running_requests": 48,
             },
-            "lengths": {"output_tokens_mean": 1400, "output_tokens_cv": 0.9},
+            "lengths": {
+                "output_tokens_mean": 1400, "output_tokens_cv": 0.9, "prompt_tokens_mean": 90,
+            },
             "estimate": {"accept_length": 2.6},
             "hardware": [{"gpu": "b200", "count": 3, "usd_per_gpu_hour": 4.2}],
             "output": {"folder": str(root), "flush_interval_s": 120},
@@ -128,7 +131,15 @@ def _row(row_id: str, worker: str, finished_at_s: float, random: Random) -> Comp
 
 
 def _write_readings(folder: Folder, span_s: float, random: Random) -> None:
-    records: list[dict[str, object]] = [{"record": "run", "began_at_s": BEGAN_AT_S, "run_file": {}}]
+    config = run_file(folder.root).model_dump(mode="json")
+    records: list[dict[str, object]] = [
+        {"record": "run", "began_at_s": BEGAN_AT_S, "run_file": config},
+        {
+            "record": "lengths",
+            "finished": [[900, 300], [1900, 180]],
+            "running": {"w0": [[500, 44]]},
+        },
+    ]
     for place, engine in enumerate(ENGINES):
         start_s = 40.0 + 25 * place
         while start_s < span_s:

@@ -5,6 +5,7 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from jobs.report import main
 from jobs.status import as_json as status_json
 from pipeline.checkpoint import begin_session, publish, read_manifest, stage_part
 from pipeline.durations import duration
+from pipeline.live_estimate import folder_update
+from pipeline.live_log import READINGS_FILE
 from pipeline.report import Report, report_json, run_report
 from pipeline.report_page import report_page
-from pipeline.report_sources import READINGS_FILE, RUN_FILE_COPY
+from pipeline.report_sources import RUN_FILE_COPY
 from pipeline.row_figures import RowFigures
 from pipeline.run_events import append_events, event_of
 from pipeline.run_history import read_history
@@ -301,8 +304,8 @@ def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) ->
 def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
-    (first, *_, last) = list(folder.read_lines(READINGS_FILE))
-    lines = [first]
+    (first, second, *_, last) = list(folder.read_lines(READINGS_FILE))
+    lines = [first, second]
     for number in range(50):
         values = json.loads(last) | {"engine": f"w{number}", "tokens_per_s": 100.0 + number}
         lines.append(json.dumps(values).encode())
@@ -325,3 +328,24 @@ def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
     append_events(folder, [event for event in events if event is not None])
     found = run_report(folder, now_s=now_s + 200, state="running").figures
     assert [engine.restarts for engine in found.engines] == [0, 1, 0]
+
+
+def test_plan_table_holds_the_dry_run_against_the_readings(
+    report: Report, folder: Folder, tmp_path: Path
+) -> None:
+    planned = {row.name: row for row in report.figures.plan}
+    update = folder_update(folder, today=date(2026, 9, 21))
+    (group,) = update.groups
+    assert group.expected_tokens_per_s is not None
+    rate = planned[f"tokens/s, {group.name}"]
+    assert rate.planned == pytest.approx(group.expected_tokens_per_s.p50)
+    # 45 + 30 + 45 requests at 25.5 tokens/s each, and one engine down for a time.
+    assert rate.measured == pytest.approx(group.tokens_per_s.p50)
+    assert 3000 < group.tokens_per_s.p50 < 3900
+    assert {"days left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
+    spoilt = Folder(tmp_path / "out")
+    now_s = write_example_run(spoilt, num_parts=6)
+    spoilt.write_whole(READINGS_FILE, b'{"record": "run", "began_at_s": 1.0, "run_file": {}}\n')
+    names = {row.name for row in run_report(spoilt, now_s=now_s).figures.plan}
+    assert "output tokens a turn" in names
+    assert not any(name.startswith("tokens/s") for name in names)
