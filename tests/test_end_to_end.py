@@ -185,9 +185,9 @@ def updated(run: Run) -> dict[str, Any]:
 def test_kill_in_mid_run_costs_seconds_and_no_row(
     tmp_path: Path, cluster: str, model_file: Path, victim: str
 ) -> None:
-    run = new_run(tmp_path, questions(2000), cluster, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(1000), cluster, engine=embedded(model_file))
     process = run.start()
-    run.wait_for_rows(200, process)
+    run.wait_for_rows(100, process)
     match victim:
         case "driver":
             kill(process.pid)
@@ -204,11 +204,11 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         assert result.code == 0, result.err
     else:
         assert result.code != 0
-        assert len(run.ids()) < 2000
+        assert len(run.ids()) < 1000
         again = run.finish()
         assert again.code == 0, again.err
-    each_once(run, 2000)
-    assert run.status()["rows_done"] == 2000
+    each_once(run, 1000)
+    assert run.status()["rows_done"] == 1000
 
 
 def actor_pid(name: str) -> int:
@@ -395,7 +395,7 @@ def test_lost_endpoint_gives_its_rows_to_the_other(tmp_path: Path, cluster: str)
         with serving(ScriptedServer(script=slow)) as one:
             run = new_run(
                 tmp_path,
-                questions(300),
+                questions(150),
                 cluster,
                 engine=endpoint(
                     one, two, max_running_requests=8, lost_after_s=2, ready_timeout_s=1
@@ -406,7 +406,7 @@ def test_lost_endpoint_gives_its_rows_to_the_other(tmp_path: Path, cluster: str)
         result = ended(process)
     assert result.code == 0, result.err
     assert "event=engine_lost" in result.err
-    each_once(run, 300)
+    each_once(run, 150)
 
 
 def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: str) -> None:
