@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import ConfigError
@@ -25,6 +25,8 @@ PromptShape = Literal["messages", "conversations", "prompt"]
 _LONGEST_VALUE_SHOWN = 60
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 # The widths in which the output's `sampling` column holds these figures.
+_VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
+_OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
 class PromptsConfig(Section):
@@ -127,6 +129,32 @@ class EngineConfig(Section):
     pass_env: list[str] | None = None
     """Variables of the worker that the engine may see, `NCCL_*` for a prefix. Null: all but
     PYTHONPATH. What a process cannot do without is always passed."""
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _off_is_a_word_here(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
+
+    @model_validator(mode="after")
+    def _launch_can_be_started_so(self) -> Self:
+        for name in ("env", "pass_env"):
+            for variable in getattr(self, name) or ():
+                if not re.fullmatch(_VARIABLE[name], variable):
+                    # Without what follows the sign: it may be a secret.
+                    shown = re.sub("=.*", "=…", variable, flags=re.DOTALL)
+                    raise ValueError(f"{name}: found {shown!r}; expected a variable's name")
+        if self.flags and not self.flags[0].startswith("--"):
+            raise ValueError(f"flags: found {self.flags[0]!r}; a flag begins with --")
+        for word in self.flags:
+            if word.partition("=")[0] in _OUR_FLAGS:
+                # Without its value: it may be a key.
+                raise ValueError(
+                    f"flags: found {word.partition('=')[0]}; each worker sets it for its engine"
+                )
+        if self.command and not self.command[0].strip():
+            raise ValueError("command: its first word is empty; it names what is started")
+        return self
 
     @model_validator(mode="after")
     def _kinds_have_what_they_need(self) -> Self:
