@@ -98,9 +98,12 @@ def _line(status: RunStatus, now_s: float) -> str:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected seconds, more than 0")
     return value
 
 
