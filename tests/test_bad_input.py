@@ -354,7 +354,10 @@ def test_mistake_in_the_engines_section_is_one_line(
             "engine.flags=[--mem-fraction-static=x]",
             "engine.flags: argument --mem-fraction-static: invalid float value: 'x'",
         ),
-        ("hardware=[{gpu: B200}, {gpu: B-none}]", "hardware.1.gpu: unknown GPU 'B-none'; known: a100"),
+        (
+            "hardware=[{gpu: B200}, {gpu: B-none}]",
+            "hardware.1.gpu: unknown GPU 'B-none'; known: a100",
+        ),
         ("planner.model_config_path=/none", "planner.model_config_path: no model config at /none"),
     ],
 )
