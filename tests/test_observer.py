@@ -13,7 +13,7 @@ from page_reading import parsed
 from running import free_port, wait_until
 from webhook_receiver import Receiver, receiving
 
-from pipeline.errors import ConfigError, DriverLostError
+from pipeline.errors import ConfigError, DriverLostError, EngineError
 from pipeline.observer import REPORT_FILE, Observer
 from pipeline.report_sources import read_run_file_copy
 from pipeline.run_events import EVENTS_FILE, append_events, event_of, read_events, trim_events
@@ -227,6 +227,15 @@ def test_run_that_ends_by_an_error_is_told_as_failed(folder: Folder, receiver: R
     with pytest.raises(RuntimeError, match="broken"), watched.watching(run_file(folder.root)):
         raise RuntimeError("broken")
     assert [notice["event"] for notice in receiver.got] == ["run_failed"]
+
+
+def test_cause_of_a_failed_run_is_told_in_one_line(folder: Folder, receiver: Receiver) -> None:
+    watched = observer(folder, [], hook(receiver.url, []))
+    cause = "no engine came up: SGLang refuses a flag\nno engine came up: " + 500 * "x"
+    with pytest.raises(EngineError), watched.watching(run_file(folder.root)):
+        raise EngineError(cause)
+    (notice,) = receiver.got
+    assert notice["text"] == cause.replace("\n", " ")[:400]
 
 
 def test_folder_that_another_driver_took_is_left_alone(folder: Folder, receiver: Receiver) -> None:
