@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pipeline.errors import ConfigError
 from pipeline.object_store import Store
