@@ -6,6 +6,7 @@ Nothing is started and no GPU is needed. `--point` answers for one rate instead.
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ _MOST = {
     "num_gpus": 1e6,
 }
 
+_NOT_OF_A_RUN = ("set", "completions", "lengths_from", "model_config", "sglang_version", "html")
+
 _EXAMPLES = """\
 examples:
   python -m jobs.estimate run.yaml
@@ -47,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate; 2 where the user can mend what is wrong."""
     options = _parser().parse_args(argv)
     try:
-        print(_answered(options))
+        print(_answered(options), flush=True)
     except PipelineError as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # `| head` has had enough; what is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -339,6 +345,12 @@ def _updated(options: argparse.Namespace) -> str:
         raise PlanError(
             f"--update-from: {options.run_file} is not read; the folder holds its run file"
         )
+    for name in _NOT_OF_A_RUN:
+        if getattr(options, name):
+            raise PlanError(
+                f"--{name.replace('_', '-')}: not with --update-from, which reads the run's own "
+                f"files; python -m jobs.report writes its page"
+            )
     update = folder_update(
         Folder(options.update_from.absolute()),
         today=datetime.now(UTC).date(),
