@@ -6,13 +6,13 @@ Nothing is started and no GPU is needed. `--point` answers for one rate instead.
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.telling import tell
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -50,13 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate; 2 where the user can mend what is wrong."""
     options = _parser().parse_args(argv)
     try:
-        print(_answered(options), flush=True)
+        tell(_answered(options))
     except PipelineError as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # `| head` has had enough; what is left in the buffer goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

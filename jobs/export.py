@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from jobs.telling import tell
 from pipeline.errors import ConfigError, PipelineError
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         # A disk that is full or may not be written to; the same command goes on once it can.
         print(f"--to {arguments.to}: {error}", file=sys.stderr)
         return 2
-    print(record.to_json() if arguments.json else _text(record, arguments.to))
+    tell(record.to_json() if arguments.json else _text(record, arguments.to))
     return 0
 
 

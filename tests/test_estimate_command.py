@@ -64,12 +64,17 @@ def test_option_that_an_update_does_not_read_is_refused(
     assert said.startswith(f"estimate: {flag}: not with --update-from")
 
 
-def test_reader_that_has_had_enough_gets_no_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jobs.estimate", run_file(tmp_path), *COUNT]
+@pytest.mark.parametrize("command", [(*COUNT, "--hardware", "b200:7"), None])
+def test_reader_that_has_had_enough_gets_no_traceback(
+    tmp_path: Path, command: tuple[str, ...] | None
+) -> None:
+    words = ["jobs.plan", "--gpu", "b200", "--", "--model-path", "Qwen/Qwen3.6-27B"]
+    if command is not None:
+        words = ["jobs.estimate", run_file(tmp_path), *command]
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run(
-        [*command, "--hardware", "b200:7"], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-m", *words], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
