@@ -26,6 +26,7 @@ _LONGEST_VALUE_SHOWN = 60
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 # The widths in which the output's `sampling` column holds these figures.
 _VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
+_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key)$")
 _OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
@@ -146,6 +147,12 @@ class EngineConfig(Section):
                     raise ValueError(f"{name}: found {shown!r}; expected a variable's name")
         if self.flags and not self.flags[0].startswith("--"):
             raise ValueError(f"flags: found {self.flags[0]!r}; a flag begins with --")
+        for variable in self.env:
+            if _SECRET_NAME.search(variable):
+                raise ValueError(
+                    f"env: {variable} is a secret by its name, and the run file is kept with the "
+                    f"rows; export it instead, and name it in pass_env where that is given"
+                )
         for word in self.flags:
             if word.partition("=")[0] in _OUR_FLAGS:
                 # Without its value: it may be a key.
@@ -158,6 +165,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _kinds_have_what_they_need(self) -> Self:
+        _check_variable_name("api_key_env", self.api_key_env)
         if self.kind == "endpoint" and not self.base_urls:
             raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
         if self.kind != "endpoint" and self.base_urls:
@@ -186,6 +194,12 @@ class EngineConfig(Section):
         if self.gpus is not None:
             return self.gpus
         return 1 if self.kind == "sglang" else 0
+
+
+def _check_variable_name(field: str, name: str | None) -> None:
+    # What was found is not shown: it may be the secret itself.
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{field}: it should be the name of an environment variable")
 
 
 def _check_url(url: str) -> None:
@@ -239,6 +253,11 @@ class EventsConfig(Section):
 
     webhook_env: Annotated[str, Field(min_length=1)] | None = None
     """Name of the environment variable that holds the URL to post to. Null: nobody is told."""
+
+    @model_validator(mode="after")
+    def _it_is_a_name(self) -> Self:
+        _check_variable_name("webhook_env", self.webhook_env)
+        return self
 
 
 class HardwareConfig(Section):

@@ -334,6 +334,8 @@ def test_dry_run_shows_a_bad_row_of_each_kind(
         ),
         ("kind: sglang, command: ['']", "engine.command: its first word is empty"),
         ("env: {'A=B': '1'}", "engine.env: found 'A=…'; expected a variable's name"),
+        ("env: {HF_TOKEN: sk-secret}", "engine.env: HF_TOKEN is a secret by its name"),
+        ("api_key_env: sk-secret", "engine.api_key_env: it should be the name of an environment"),
         ("env: {'': '1'}", "engine.env: found ''; expected a variable's name"),
         ("pass_env: ['HF_TOKEN=sk-secret']", "engine.pass_env: found 'HF_TOKEN=…'; expected a"),
         ("pass_env: ['*_TOKEN']", "engine.pass_env: found '*_TOKEN'; expected a variable's name"),
@@ -345,6 +347,13 @@ def test_mistake_in_the_engines_section_is_one_line(
     said = told(f"engine={{{engine}}}")
     assert said.startswith(f"{run_file}: {line}")
     assert "sk-secret" not in said
+
+
+def test_webhook_that_stands_in_place_of_its_name_is_not_shown(run_file: Path, told: Told) -> None:
+    said = told("events.webhook_env=https://hooks.example/secret")
+    assert said == (
+        f"{run_file}: events.webhook_env: it should be the name of an environment variable"
+    )
 
 
 @pytest.mark.parametrize(
