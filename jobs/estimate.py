@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.telling import tell
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -30,6 +31,8 @@ _MOST = {
     "num_gpus": 1e6,
 }
 
+_NOT_OF_A_RUN = ("set", "completions", "lengths_from", "model_config", "sglang_version", "html")
+
 _EXAMPLES = """\
 examples:
   python -m jobs.estimate run.yaml
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate; 2 where the user can mend what is wrong."""
     options = _parser().parse_args(argv)
     try:
-        print(_answered(options))
+        tell(_answered(options))
     except PipelineError as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 2
@@ -339,6 +342,12 @@ def _updated(options: argparse.Namespace) -> str:
         raise PlanError(
             f"--update-from: {options.run_file} is not read; the folder holds its run file"
         )
+    for name in _NOT_OF_A_RUN:
+        if getattr(options, name):
+            raise PlanError(
+                f"--{name.replace('_', '-')}: not with --update-from, which reads the run's own "
+                f"files; python -m jobs.report writes its page"
+            )
     update = folder_update(
         Folder(options.update_from.absolute()),
         today=datetime.now(UTC).date(),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from jobs.telling import tell
 from pipeline.errors import ConfigError, PipelineError
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
@@ -32,7 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 2
-    print(record.to_json() if arguments.json else _text(record, arguments.to))
+    except OSError as error:
+        # A disk that is full or may not be written to; the same command goes on once it can.
+        print(f"--to {arguments.to}: {error}", file=sys.stderr)
+        return 2
+    tell(record.to_json() if arguments.json else _text(record, arguments.to))
     return 0
 
 
@@ -78,7 +83,7 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     from pipeline.export import commit, export
     from pipeline.export_card import card, row_facts
     from pipeline.export_rows import form_of
-    from pipeline.hub import push
+    from pipeline.hub import check_push, push
     from pipeline.intake import schema_from_text
     from pipeline.object_store import open_store
     from pipeline.storage import Folder
@@ -97,6 +102,8 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         if decode is None:
             _log("event=warning no tokenizer is at hand: token ids are not held against the text")
     store = open_store(arguments.to)
+    if arguments.push_to_hub:
+        check_push(store, arguments.push_to_hub)
     name = hashlib.sha256(arguments.to.encode()).hexdigest()[:12]
     scratch = (arguments.scratch or folder.root) / f".export-{name}"
     carried = schema_from_text(run.carried_schema).names

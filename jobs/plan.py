@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.telling import tell
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             if value < 1:
                 raise PlanError(f"{flag}: found {value}; it must be at least 1")
-        print(_searched(options) if line is None else _explained(options, line))
+        tell(_searched(options) if line is None else _explained(options, line))
     except PipelineError as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2

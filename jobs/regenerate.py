@@ -286,7 +286,11 @@ def _generate(
         if ending in ("stopped", "bad_canary"):
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
-        observer.finish("failed" if ending == "bad_canary" else ending)
+        if ending == "bad_canary":
+            observer.finish("failed", "the first rows are worse than the limits")
+        else:
+            causes = dict.fromkeys(cluster.causes) if ending == "failed" else ()
+            observer.finish(ending, "; ".join(causes))
     if ending == "bad_canary":
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from jobs.telling import tell
 from pipeline.errors import ConfigError
 from pipeline.observer import REPORT_FILE
 from pipeline.report import report_json, run_report
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if arguments.json:
-        print(json.dumps(report_json(report), indent=1))
+        tell(json.dumps(report_json(report), indent=1))
         return 0
     target = arguments.html or folder.path(REPORT_FILE)
     try:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from jobs.telling import tell
 from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.planner.update_output import time_left
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:
     now_s = time.time()
     status = run_status(folder, now_s=now_s)
-    print(json.dumps(as_json(status), indent=1) if arguments.json else _text(status, now_s))
+    tell(json.dumps(as_json(status), indent=1) if arguments.json else _text(status, now_s))
     return 0
 
 
@@ -98,9 +99,12 @@ def _line(status: RunStatus, now_s: float) -> str:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected seconds, more than 0")
     return value
 
 

@@ -84,7 +84,9 @@ def export(
         _scatter(folder, index, buckets, group, form, scratch, log)
         files = _gather(group, files, store, scratch, options, log)
     if not files:
-        raise ConfigError(f"{folder.root}: no row is left to export: {index.dropped()}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(index.dropped().items()))
+        raise ConfigError(f"{folder.root}: no row is left to export; dropped: {reasons or 'none'}")
     _check_written(index, files, store)
     record = ExportRecord(
         fingerprint=fingerprint,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.errors import DriverLostError
+from pipeline.errors import DriverLostError, PipelineError
 from pipeline.report import run_report
 from pipeline.report_page import report_page
 from pipeline.report_sources import write_run_file
@@ -26,6 +26,8 @@ REPORT_FILE = "report.html"
 REPORT_INTERVAL_S = 180.0
 _FIRST_REPORT_S = 20.0
 _TRIM_EVERY = 1_000
+_MOST_LAST_WORDS = 400
+"""Characters of why a run failed."""
 
 Ending = Literal["done", "stopped", "failed"]
 NOTICES = {
@@ -77,6 +79,9 @@ class Observer:
         except DriverLostError:
             self._is_ours = False
             raise
+        except PipelineError as error:
+            self.finish("failed", str(error))
+            raise
         finally:
             self.finish("failed")
 
@@ -93,7 +98,8 @@ class Observer:
         if self._ending is not None:
             return
         self._ending = ending
-        self._note([RunEvent(kind=f"run_{ending}", at_s=self.clock(), worker=None, text=text)])
+        line = " ".join(text.split())[:_MOST_LAST_WORDS]
+        self._note([RunEvent(kind=f"run_{ending}", at_s=self.clock(), worker=None, text=line)])
         self._wake.set()
         if self.webhook is not None:
             self.webhook.close(_WEBHOOK_WAIT_S[ending])

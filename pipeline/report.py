@@ -12,7 +12,14 @@ from itertools import pairwise
 
 from pipeline import run_series as series
 from pipeline import time_chart as chart
-from pipeline.report_engines import EngineRow, Seen, engine_charts, engine_rows, mean_of
+from pipeline.report_engines import (
+    EngineRow,
+    Seen,
+    caps_of_engines,
+    engine_charts,
+    engine_rows,
+    mean_of,
+)
 from pipeline.report_plan import PlanRow, dry_run_rows
 from pipeline.report_sources import read_readings, read_run_file_copy, read_time_left
 from pipeline.row_figures import CategoryCount, RowFigures, SlowRow
@@ -310,7 +317,8 @@ def _plan(seen: Seen) -> tuple[PlanRow, ...]:
             )
         )
     running = mean_of(seen.readings, "running_requests")
-    cap = float(config.engine.max_running_requests)
+    caps = caps_of_engines(seen) or [config.engine.max_running_requests]
+    cap = sum(caps) / len(caps)
     found.append(PlanRow(name="requests in an engine, of at most", planned=cap, measured=running))
     if config.estimate.accept_length is not None:
         accept = mean_of(seen.readings, "accept_length")

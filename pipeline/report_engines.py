@@ -153,10 +153,23 @@ def _running_chart(
     return chart.time_chart(lines, seen.span_s)
 
 
+def caps_of_engines(seen: Seen) -> list[int]:
+    """Requests that each engine of the last session may run, as its last start told them."""
+    sessions = seen.history.sessions
+    began_at_s = sessions[-1].started_at_s if sessions else 0.0
+    last = {
+        series.slot_of(start.worker_id): start.max_running_requests
+        for start in seen.history.engine_starts
+        if start.ready_at_s >= began_at_s
+    }
+    return list(last.values())
+
+
 def _cap_of_run(seen: Seen) -> float | None:
-    """By the run file, where it says how many engines there are."""
-    if seen.config is None:
-        return None
+    """By the engines that started; else by the run file, where it says how many there are."""
+    caps = caps_of_engines(seen)
+    if caps or seen.config is None:
+        return float(sum(caps)) if caps else None
     number = seen.config.engine.num_workers or len({part.worker for part in seen.parts})
     return float(number * seen.config.engine.max_running_requests)
 

@@ -68,21 +68,25 @@ def prepare(
     for report in recovery.reports:
         log(f"event=mended {report}")
     parts = recovery.parts
+    states, marked = _marked(config, frozen, parts)
+    drift = _disjoint_input(config, parts, marked, accept_drift=accept_drift)
     if retry_errors or retry_flags:
+        # After that check: rows that are taken back may be the only ones that the inputs share.
         row_ids = (row_ids for row_ids, _ in frozen.ids())
         parts = checkpoint.take_back_errors(
             folder, record, parts, row_ids, errors=retry_errors, flags=retry_flags, now_s=now_s
         )
-    states, marked, drift = _done_states(config, frozen, parts, accept_drift=accept_drift)
+        states, marked = _marked(config, frozen, parts)
+    drift = _changed_input(config, marked, accept_drift=accept_drift) or drift
     if drift is not None:
         record = _with_drift(folder, record, drift, log)
     session = Session(
         session_id=uuid.uuid4().hex[:8],
         started_at_s=now_s,
         rows_total=len(states),
-        rows_done=marked,
+        rows_done=marked.num_rows,
         rows_error=sum(part.num_errors for part in parts),
-        rows_outside_input=sum(part.num_rows for part in parts) - marked,
+        rows_outside_input=sum(part.num_rows for part in parts) - marked.num_rows,
     )
     checkpoint.begin_session(folder, session)
     record = _with_quality(folder, record, config)
@@ -215,37 +219,55 @@ def _agreed_record(
     return record
 
 
-def _done_states(
-    config: RunFile,
-    frozen: FrozenPrompts,
-    parts: tuple[Part, ...],
-    *,
-    accept_drift: bool,
-) -> tuple[bytearray, int, str | None]:
-    """A state byte for each row of the input, how many are done, and how the input has changed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marked:
+    """How many rows of the input are published, and the first whose content was another."""
 
-    Raises ResumeError when the input is another than the one that was published from.
-    """
+    num_rows: int
+    changed_id: str | None
+
+
+def _marked(
+    config: RunFile, frozen: FrozenPrompts, parts: tuple[Part, ...]
+) -> tuple[bytearray, _Marked]:
+    """A state byte for each row of the input, with what was met in marking it."""
     samples = config.samples_per_prompt
     states = bytearray(frozen.num_rows * samples)
     done = DoneRows.of(parts)
-    marked, changed = done.mark(frozen.ids(), states, samples=samples, done=DONE)
-    num_published = len(done.row_ids)
+    num_rows, changed = done.mark(frozen.ids(), states, samples=samples, done=DONE)
+    return states, _Marked(num_rows=num_rows, changed_id=changed)
+
+
+def _disjoint_input(
+    config: RunFile, parts: tuple[Part, ...], marked: _Marked, *, accept_drift: bool
+) -> str | None:
+    """What to record when no published row is the input's. Raises ResumeError."""
+    num_published = sum(len(part.row_ids) for part in parts)
+    if not num_published or marked.num_rows:
+        return None
     path = config.prompts.path
-    drift = None
-    if changed is not None:
-        drift = (
-            f"prompts.path: the prompt with id {changed!r} in {path} is not the one that was "
-            f"published under that id"
-        )
-    elif num_published and not marked:
-        drift = f"prompts.path: none of the {num_published} published rows has its id in {path}"
-    if drift and not accept_drift:
+    drift = f"prompts.path: none of the {num_published} published rows has its id in {path}"
+    return _accepted(drift, accept_drift=accept_drift)
+
+
+def _changed_input(config: RunFile, marked: _Marked, *, accept_drift: bool) -> str | None:
+    """What to record when a row's prompt has changed under its id. Raises ResumeError."""
+    if marked.changed_id is None:
+        return None
+    drift = (
+        f"prompts.path: the prompt with id {marked.changed_id!r} in {config.prompts.path} is not "
+        f"the one that was published under that id"
+    )
+    return _accepted(drift, accept_drift=accept_drift)
+
+
+def _accepted(drift: str, *, accept_drift: bool) -> str:
+    if not accept_drift:
         raise ResumeError(
             f"{drift}; this is another input: use another output.folder, or --accept-drift to "
             f"keep the published rows and go on"
         )
-    return states, marked, drift
+    return drift
 
 
 # -- the canary

@@ -5,6 +5,7 @@ what is left no longer than it is told to. What is given up is counted and logge
 secret: it comes from the environment and stands in no message.
 """
 
+import http.client
 import json
 import os
 import queue
@@ -113,18 +114,25 @@ def webhook_of(config: EventsConfig, log: Callable[[str], None]) -> Webhook | No
             f"events.webhook_env: found no environment variable {config.webhook_env}; it should "
             f"hold the URL to post to"
         )
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        is_url = False
-    if not is_url:
+    # A secret that was read from a file often ends with a line feed.
+    url = url.strip()
+    if not _is_url(url):
         # The value is not shown: it is a secret.
         raise ConfigError(
             f"events.webhook_env: the environment variable {config.webhook_env} holds no URL that "
             f"starts with http:// or https:// and a host"
         )
     return Webhook(url=url, log=log)
+
+
+def _is_url(url: str) -> bool:
+    """Whether it can be posted to as it stands: with a host, a port in range, no blanks."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_whole and all("!" <= character <= "~" for character in url)
 
 
 def _posted(url: str, notice: Notice) -> tuple[str, bool] | None:
@@ -141,6 +149,6 @@ def _posted(url: str, notice: Notice) -> tuple[str, bool] | None:
     except urllib.error.HTTPError as error:
         error.close()
         return f"HTTP {error.code}", error.code >= 500 or error.code in (408, 429)
-    except (OSError, ValueError) as error:
-        # No connection, or none in time; a URL error wraps the cause.
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # No connection, none in time, or no HTTP at its end; a URL error wraps the cause.
         return type(getattr(error, "reason", error)).__name__, True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import ConfigError
@@ -25,6 +25,9 @@ PromptShape = Literal["messages", "conversations", "prompt"]
 _LONGEST_VALUE_SHOWN = 60
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 # The widths in which the output's `sampling` column holds these figures.
+_VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
+_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key)$")
+_OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
 class PromptsConfig(Section):
@@ -128,8 +131,41 @@ class EngineConfig(Section):
     """Variables of the worker that the engine may see, `NCCL_*` for a prefix. Null: all but
     PYTHONPATH. What a process cannot do without is always passed."""
 
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _off_is_a_word_here(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
+
+    @model_validator(mode="after")
+    def _launch_can_be_started_so(self) -> Self:
+        for name in ("env", "pass_env"):
+            for variable in getattr(self, name) or ():
+                if not re.fullmatch(_VARIABLE[name], variable):
+                    # Without what follows the sign: it may be a secret.
+                    shown = re.sub("=.*", "=…", variable, flags=re.DOTALL)
+                    raise ValueError(f"{name}: found {shown!r}; expected a variable's name")
+        if self.flags and not self.flags[0].startswith("--"):
+            raise ValueError(f"flags: found {self.flags[0]!r}; a flag begins with --")
+        for variable in self.env:
+            if _SECRET_NAME.search(variable):
+                raise ValueError(
+                    f"env: {variable} is a secret by its name, and the run file is kept with the "
+                    f"rows; export it instead, and name it in pass_env where that is given"
+                )
+        for word in self.flags:
+            if word.partition("=")[0] in _OUR_FLAGS:
+                # Without its value: it may be a key.
+                raise ValueError(
+                    f"flags: found {word.partition('=')[0]}; each worker sets it for its engine"
+                )
+        if self.command and not self.command[0].strip():
+            raise ValueError("command: its first word is empty; it names what is started")
+        return self
+
     @model_validator(mode="after")
     def _kinds_have_what_they_need(self) -> Self:
+        _check_variable_name("api_key_env", self.api_key_env)
         if self.kind == "endpoint" and not self.base_urls:
             raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
         if self.kind != "endpoint" and self.base_urls:
@@ -158,6 +194,12 @@ class EngineConfig(Section):
         if self.gpus is not None:
             return self.gpus
         return 1 if self.kind == "sglang" else 0
+
+
+def _check_variable_name(field: str, name: str | None) -> None:
+    # What was found is not shown: it may be the secret itself.
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{field}: it should be the name of an environment variable")
 
 
 def _check_url(url: str) -> None:
@@ -211,6 +253,11 @@ class EventsConfig(Section):
 
     webhook_env: Annotated[str, Field(min_length=1)] | None = None
     """Name of the environment variable that holds the URL to post to. Null: nobody is told."""
+
+    @model_validator(mode="after")
+    def _it_is_a_name(self) -> Self:
+        _check_variable_name("webhook_env", self.webhook_env)
+        return self
 
 
 class HardwareConfig(Section):

@@ -122,7 +122,17 @@ window.onload = () => {
       const holder = element.closest("[data-option]");
       return holder && holder.dataset.option;
     };
+    const isBroken = heading => {
+      const text = heading.firstChild;
+      return [...text.data.matchAll(/\\S+/g)].some(word => {
+        const range = page.createRange();
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        return range.getClientRects().length > 1;
+      });
+    };
     return {
+      broken_headings: [...page.querySelectorAll("th")].filter(isBroken).map(e => e.innerText),
       inner_width: frame.contentWindow.innerWidth,
       scroll_width: root.scrollWidth,
       title: page.title,

@@ -61,6 +61,7 @@ FLOORS = (
     ("pipeline.placement", "pipeline.metrics"),
     ("pipeline.coordinator",),
     ("pipeline.cluster", "pipeline.dry_run"),
+    ("jobs.telling",),
     ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary", "jobs.export", "jobs.report"),
     ("jobs.regenerate",),
 )

@@ -320,6 +320,25 @@ def test_dry_run_shows_a_bad_row_of_each_kind(
             "kind: endpoint, base_urls: ['http://me:sk-secret@host/v1']",
             "engine.base_urls: a URL holds a user or key; name it in api_key_env",
         ),
+        (
+            "kind: sglang, command: [x], flags: [--api-key, sk-secret]",
+            "engine.flags: found --api-key; each worker sets it for its engine",
+        ),
+        (
+            "kind: sglang, command: [x], flags: ['--port=30000']",
+            "engine.flags: found --port; each worker sets it for its engine",
+        ),
+        (
+            "kind: sglang, command: [x], flags: [tp-size=2]",
+            "engine.flags: found 'tp-size=2'; a flag begins with --",
+        ),
+        ("kind: sglang, command: ['']", "engine.command: its first word is empty"),
+        ("env: {'A=B': '1'}", "engine.env: found 'A=…'; expected a variable's name"),
+        ("env: {HF_TOKEN: sk-secret}", "engine.env: HF_TOKEN is a secret by its name"),
+        ("api_key_env: sk-secret", "engine.api_key_env: it should be the name of an environment"),
+        ("env: {'': '1'}", "engine.env: found ''; expected a variable's name"),
+        ("pass_env: ['HF_TOKEN=sk-secret']", "engine.pass_env: found 'HF_TOKEN=…'; expected a"),
+        ("pass_env: ['*_TOKEN']", "engine.pass_env: found '*_TOKEN'; expected a variable's name"),
     ],
 )
 def test_mistake_in_the_engines_section_is_one_line(
@@ -330,7 +349,47 @@ def test_mistake_in_the_engines_section_is_one_line(
     assert "sk-secret" not in said
 
 
-@pytest.mark.parametrize("value", [None, "", "hooks.example/secret"])
+def test_webhook_that_stands_in_place_of_its_name_is_not_shown(run_file: Path, told: Told) -> None:
+    said = told("events.webhook_env=https://hooks.example/secret")
+    assert said == (
+        f"{run_file}: events.webhook_env: it should be the name of an environment variable"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (
+            "engine.flags=[--mem-fraction-static=x]",
+            "engine.flags: argument --mem-fraction-static: invalid float value: 'x'",
+        ),
+        (
+            "hardware=[{gpu: B200}, {gpu: B-none}]",
+            "hardware.1.gpu: unknown GPU 'B-none'; known: a100",
+        ),
+        ("planner.model_config_path=/none", "planner.model_config_path: no model config at /none"),
+    ],
+)
+def test_launch_that_cannot_be_made_is_told_before_anything_starts(
+    told: Told, setting: str, line: str
+) -> None:
+    assert told("engine={kind: sglang, command: [x]}", setting).startswith(line)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "hooks.example/secret",
+        "http://hooks.example:abc/secret",
+        "http://hooks.example:0/secret",
+        "http://hooks.example:99999/secret",
+        "http://hooks.example/the secret",
+        "http://hooks.example/the\nsecret",
+        "http://hooks.example/secr\u00e9t",
+    ],
+)
 def test_webhook_variable_without_a_url_is_named_and_its_value_is_not(
     told: Told, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
@@ -340,7 +399,7 @@ def test_webhook_variable_without_a_url_is_named_and_its_value_is_not(
     said = told("events.webhook_env=HOOK")
     assert said.startswith("events.webhook_env: ")
     assert "environment variable HOOK" in said
-    assert "secret" not in said
+    assert "secr" not in said
 
 
 @pytest.mark.parametrize("value", [None, ""])

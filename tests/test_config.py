@@ -50,6 +50,12 @@ def mistakes(run_file: Path, read: Read) -> Mistakes:
 # -- what is taken
 
 
+@pytest.mark.parametrize("word", ["off", "'off'", "auto"])
+def test_plan_is_given_by_its_word(read: Read, word: str) -> None:
+    # YAML makes a switch of `off`.
+    assert read(f"engine: {{plan: {word}}}\n").engine.plan == word.strip("'")
+
+
 def test_least_run_file_takes_the_documented_defaults(read: Read) -> None:
     config = read()
     assert (config.thinking, config.samples_per_prompt) == (True, 1)

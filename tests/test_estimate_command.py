@@ -1,6 +1,7 @@
 """`python -m jobs.estimate` as a person runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,38 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--html", "page.html"),
+        ("--completions", "5"),
+        ("--set", "model=x"),
+        ("--lengths-from", "x"),
+    ],
+)
+def test_option_that_an_update_does_not_read_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
+) -> None:
+    said = refused(capsys, "--update-from", str(tmp_path), flag, value)
+    assert said.startswith(f"estimate: {flag}: not with --update-from")
+
+
+@pytest.mark.parametrize("command", [(*COUNT, "--hardware", "b200:7"), None])
+def test_reader_that_has_had_enough_gets_no_traceback(
+    tmp_path: Path, command: tuple[str, ...] | None
+) -> None:
+    words = ["jobs.plan", "--gpu", "b200", "--", "--model-path", "Qwen/Qwen3.6-27B"]
+    if command is not None:
+        words = ["jobs.estimate", run_file(tmp_path), *command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", *words], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_options_come_cheapest_first_and_add_up(

@@ -277,6 +277,7 @@ def test_export_of_nothing_is_refused(
     folder = finished_run(tmp_path, completion, num_published=0)
     assert main([str(folder.root), "--to", str(tmp_path / "d"), "--partial"]) == 2
     assert "no row is left to export" in capsys.readouterr().err
+    assert not list(folder.root.glob(".export-*"))
 
 
 def test_whole_rows_keep_every_column(run: Folder, tmp_path: Path) -> None:
@@ -328,6 +329,29 @@ def test_bad_option_is_refused_in_one_line(
     err = capsys.readouterr().err.strip()
     assert said in err
     assert "\n" not in err
+
+
+@pytest.mark.parametrize("option", ["--to", "--scratch"])
+def test_place_that_cannot_be_written_to_is_told_in_one_line(
+    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    # A folder below /proc cannot be made, by root either.
+    assert main([str(run.root), "--to", str(tmp_path / "d"), option, "/proc/none"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("--to ")
+    assert "No such file or directory: '/proc/none" in said
+
+
+@pytest.mark.parametrize(("token", "name"), [("", "me/data"), ("hf_x", "me/data/more")])
+def test_push_that_cannot_be_is_told_before_anything_is_exported(
+    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, token: str, name: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_TOKEN", token)
+    assert main([str(run.root), "--to", str(tmp_path / "d"), "--push-to-hub", name]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("--push-to-hub: ")
+    assert not (tmp_path / "d").exists()
 
 
 def test_unfinished_run_is_refused_unless_partial_is_asked(

@@ -1,7 +1,10 @@
 """What is told of a run while it goes on: posts to a real server, the events file, the report."""
 
+import socketserver
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from page_reading import parsed
 from running import free_port, wait_until
 from webhook_receiver import Receiver, receiving
 
-from pipeline.errors import ConfigError, DriverLostError
+from pipeline.errors import ConfigError, DriverLostError, EngineError
 from pipeline.observer import REPORT_FILE, Observer
 from pipeline.report_sources import read_run_file_copy
 from pipeline.run_events import EVENTS_FILE, append_events, event_of, read_events, trim_events
@@ -95,6 +98,47 @@ def test_server_that_is_silent_or_gone_holds_the_end_up_for_the_bound_alone(
         assert 0.25 < time.monotonic() - began_s < 1.5
         assert said == ["event=webhook_given_up after_s=0.3"]
         assert "secret" not in "".join(said)
+
+
+@pytest.mark.parametrize("said", [b"\x15\x03\x01\x00\x02\x02\x50\r\n", b"220 mail\r\n", b""])
+def test_other_end_that_speaks_no_http_costs_the_notice_and_not_the_next(said: bytes) -> None:
+    lines: list[str] = []
+    with speaking(said) as port:
+        webhook = Webhook(
+            url=f"http://127.0.0.1:{port}/secret", log=lines.append, backoff_first_s=0.001
+        )
+        webhook.tell(NOTICE)
+        webhook.tell(NOTICE)
+        webhook.close(5.0)
+    assert (webhook.num_lost, len(lines)) == (2, 2)
+    assert all(line.startswith("event=webhook_lost notice=run_done why=") for line in lines)
+    assert "secret" not in "".join(lines)
+
+
+@contextmanager
+def speaking(text: bytes) -> Iterator[int]:
+    """The port of a server that says `text` to whoever calls, whatever it is asked."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(text)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_line_feed_behind_the_url_is_no_part_of_it(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", f"{receiver.url}\n")
+    webhook = webhook_of(EventsConfig(webhook_env="HOOK"), print)
+    assert webhook is not None
+    assert webhook.url == receiver.url
 
 
 def test_queue_is_bounded_and_telling_never_waits(receiver: Receiver) -> None:
@@ -183,6 +227,15 @@ def test_run_that_ends_by_an_error_is_told_as_failed(folder: Folder, receiver: R
     with pytest.raises(RuntimeError, match="broken"), watched.watching(run_file(folder.root)):
         raise RuntimeError("broken")
     assert [notice["event"] for notice in receiver.got] == ["run_failed"]
+
+
+def test_cause_of_a_failed_run_is_told_in_one_line(folder: Folder, receiver: Receiver) -> None:
+    watched = observer(folder, [], hook(receiver.url, []))
+    cause = "no engine came up: SGLang refuses a flag\nno engine came up: " + 500 * "x"
+    with pytest.raises(EngineError), watched.watching(run_file(folder.root)):
+        raise EngineError(cause)
+    (notice,) = receiver.got
+    assert notice["text"] == cause.replace("\n", " ")[:400]
 
 
 def test_folder_that_another_driver_took_is_left_alone(folder: Folder, receiver: Receiver) -> None:

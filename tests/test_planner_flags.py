@@ -23,6 +23,14 @@ def parse(line: str) -> LaunchFlags:
     return parse_launch_line(line.split())
 
 
+@pytest.mark.parametrize("flag", ["--json-model-override-args", "--unknown-to-all"])
+def test_json_behind_an_equals_sign_stays_as_it_is(flag: str) -> None:
+    text = '{"rope_scaling": {"factor": 2.0}, "note": "--tp-size"}'
+    flags = parse_launch_line([f"{flag}={text}", "--tp-size=2"])
+    assert flags.number("tp-size") == 2
+    assert text in (flags.text(flag[2:]), *(aside.partition(" ")[2] for aside in flags.set_aside))
+
+
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue."""
     found = find_model(name, hub=False)

@@ -17,7 +17,7 @@ from page_reading import CHROMIUM, Figure, browsed, parsed
 
 from jobs.report import main
 from jobs.status import as_json as status_json
-from pipeline.checkpoint import begin_session, publish, read_manifest, stage_part
+from pipeline.checkpoint import begin_session, list_engine, publish, read_manifest, stage_part
 from pipeline.durations import duration
 from pipeline.live_estimate import folder_update
 from pipeline.live_log import READINGS_FILE
@@ -30,6 +30,7 @@ from pipeline.run_history import read_history
 from pipeline.status import run_status
 from pipeline.storage import Folder
 from schemas.completion import Completion
+from schemas.manifest import EngineRun
 
 PHONE, DESK = 375, 1280
 HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
@@ -185,6 +186,36 @@ def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
             [Figure(option=None, path=i["path"], text=i["text"]) for i in frame["figures"]], values
         )
     assert attacked["title"] == f"Run: {HOSTILE}"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_long_plan_beside_them_leaves_headings_whole(report: Report, tmp_path: Path) -> None:
+    plan = " ".join(["--mem-fraction-static 0.91"] * 12)
+    engines = tuple(replace(engine, plan=plan) for engine in report.figures.engines)
+    page = report_page(replace(report, figures=replace(report.figures, engines=engines)))
+    for frame in browsed([(page, DESK), (page, 760), (page, PHONE)], tmp_path):
+        assert frame["broken_headings"] == []
+        assert frame["scroll_width"] <= frame["inner_width"]
+
+
+def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    folder.remove(READINGS_FILE)
+    for number, cap in enumerate((24, 20, 12)):
+        list_engine(folder, engine_run(f"w{number}", 99))
+        list_engine(folder, engine_run(f"w{number}r1", cap))
+    found = run_report(folder, now_s=BEGAN_AT_S + 700, state="running")
+    assert "cap 56 last" in parsed(report_page(found)).text
+    (row,) = [row for row in found.figures.plan if row.name.startswith("requests in an engine")]
+    assert row.planned == pytest.approx(56 / 3)
+
+
+def engine_run(worker_id: str, cap: int) -> EngineRun:
+    return EngineRun(
+        worker_id=worker_id, engine="sglang", release="0.5.23", plan="--tp-size 1",
+        max_running_requests=cap, ready_at_s=BEGAN_AT_S + 10,
+    )  # fmt: skip
 
 
 def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:

@@ -485,6 +485,24 @@ def test_error_rows_are_done_unless_they_are_to_be_retried(
     assert prepared(source, folder).session.rows_done == 4
 
 
+def test_rows_to_be_retried_count_as_shared_with_the_input(
+    source: Path, folder: Folder, completion: Build
+) -> None:
+    started = prepared(source, folder)
+    publish_rows(started, folder, completion, ["r0", "r5"], errors=["r0"])
+    retried = prepared(source, folder, {"prompts.limit": 2}, retry_errors=True)
+    assert (retried.session.rows_total, retried.session.rows_done) == (2, 0)
+
+
+def test_error_row_whose_prompt_was_mended_is_retried(
+    source: Path, folder: Folder, completion: Build
+) -> None:
+    started = prepared(source, folder)
+    publish_rows(started, folder, completion, ["r0", "r5"], errors=["r0"])
+    write_rows(source, [{**source_row(0), "prompt": "mended"}, *TEN_ROWS[1:]])
+    assert prepared(source, folder, retry_errors=True).session.rows_done == 1
+
+
 def test_folder_of_a_version_with_other_columns_is_refused_by_their_names(
     source: Path, folder: Folder
 ) -> None:

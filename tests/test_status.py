@@ -564,7 +564,8 @@ def test_interval_is_a_number_above_zero(interval: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as left:
         main(["out", "--watch", f"--interval={interval}"])
     assert left.value.code == 2
-    assert "--interval" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"--interval: found {interval!r}; expected seconds, more than 0")
 
 
 def test_watch_of_a_folder_without_a_run_ends_with_one_line(

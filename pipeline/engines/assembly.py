@@ -25,7 +25,7 @@ from pipeline.engines.health import StartWatch, Watch, metrics_of
 from pipeline.engines.ladder import Again, Step, Stop
 from pipeline.engines.launch import Launch
 from pipeline.engines.launch_log import Cause, failure_cause
-from pipeline.engines.launch_setting import users_flags
+from pipeline.engines.launch_setting import check_launch
 from pipeline.engines.server import (
     EngineProcess,
     free_port,
@@ -458,7 +458,7 @@ def check_engine(config: RunFile) -> None:
         return
     if engine.python is not None and not Path(engine.python).exists():
         raise ConfigError(f"engine.python: no file {engine.python}")
-    users_flags(config)
+    check_launch(config)
 
 
 def _without_given(ours: list[str], flags: list[str]) -> list[str]:

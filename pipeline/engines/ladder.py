@@ -480,7 +480,7 @@ def _step(before: LaunchFlags, here: LaunchPlan, best: _Candidate, setting: Sett
     return Step(
         flags=best.flags,
         change=_change_text(before, best.flags),
-        price=f"{was:g} → {will:g} {setting.rate_unit}{lost}, as planned",
+        price=f"{was:,.0f} → {will:,.0f} {setting.rate_unit}{lost}, as planned",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.engines.gpus import Card, planned_card
 from pipeline.engines.ladder import Rate, Setting, running_requests
-from pipeline.errors import PlanError
+from pipeline.errors import ConfigError, PlanError
 from pipeline.planner.hardware import gpu_named, gpu_of_memory, gpu_with_memory, speed_known
 from pipeline.planner.launch_flags import LaunchFlags, parse_launch_line
 from pipeline.planner.launch_plan import ExpectedLengths
@@ -46,6 +46,24 @@ def users_flags(config: RunFile) -> LaunchFlags:
     if config.engine.context_length is not None:
         given["context-length"] = str(config.engine.context_length)
     return flags.changed({name: text for name, text in given.items() if not flags.has(name)})
+
+
+def check_launch(config: RunFile) -> None:
+    """What no launch can be made of, told before anything starts. Raises ConfigError."""
+    try:
+        users_flags(config)
+    except PlanError as error:
+        raise ConfigError(f"engine.flags: {error}") from None
+    for number, entry in enumerate(config.hardware):
+        try:
+            _run_files_card(entry)
+        except PlanError as error:
+            raise ConfigError(f"hardware.{number}.gpu: {error}") from None
+    if config.planner.model_config_path is not None:
+        try:
+            read_model(Path(config.planner.model_config_path))
+        except PlanError as error:
+            raise ConfigError(f"planner.model_config_path: {error}") from None
 
 
 def launch_setting(

@@ -202,7 +202,7 @@ def _words(tokens: Sequence[str]) -> list[str]:
 
 def _is_line(token: str) -> bool:
     """A whole command quoted as one argument, rather than a JSON or text value."""
-    return "--" in token and not token.lstrip().startswith(("{", "["))
+    return "--" in token and not re.match(r"\s*(--[\w-]+=)?[{\[]", token)
 
 
 def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[str]]:

@@ -1,0 +1,13 @@
+"""What a command prints as its answer."""
+
+import os
+import sys
+
+
+def tell(text: str) -> None:
+    """Print a text. A reader that has had enough of it, as `head` has, is no fault."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
