@@ -81,12 +81,14 @@ estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads
 # Outside the checkout: Ray ships what lies in it.
 SGLANG_ENV ?= $(HOME)/.cache/regenerate/sglang-cpu
 SGLANG_MODEL := $(SGLANG_ENV)/tiny-model
+SGLANG_HYBRID_MODEL := $(SGLANG_ENV)/tiny-hybrid
 
-test-sglang: $(STAMP) $(SGLANG_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
+test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
 	SGLANG_PYTHON=$(SGLANG_ENV)/bin/python SGLANG_MODEL=$(SGLANG_MODEL) \
+	  SGLANG_HYBRID_MODEL=$(SGLANG_HYBRID_MODEL) \
 	  $(BIN)/python -m pytest tests/test_real_sglang.py --durations=0
 
-$(SGLANG_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*)
+$(SGLANG_HYBRID_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/* tests/sglang_cpu/sgl_kernel/*.py)
 	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)
 
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml

@@ -104,7 +104,8 @@ _CAUSE_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
             r"error: the following arguments are required",
             r"^ValueError: .*--[a-z-]+.*(?:must|should|cannot|requires|only|incompatible)",
             r"^ValueError: .*--[a-z-]+.*not supported",
-            r"^AssertionError: .*(?:--[a-z]|must be |not supported)",
+            r"^ValueError: \w+ is not supported in (?:\w+ )?attention backend",
+            r"^AssertionError: .*(?:--[a-z]|must be |not supported|(?:extra|no)_buffer)",
         ),
     ),
     (

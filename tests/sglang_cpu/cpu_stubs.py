@@ -1,13 +1,18 @@
-"""Empty `triton` and `torchvision` for a Python that runs SGLang on a CPU. Loaded by a .pth file.
+"""What a Python needs that runs SGLang on a CPU without AMX. Loaded by a .pth file.
 
 SGLang defines Triton kernels at import and launches none on a CPU; torchvision is for images alone,
 and its wheel does not load beside a CPU build of torch. Every name in these packages is there and
 does nothing, except for two functions of arithmetic that are called on the way.
+
+SGLang asks in a few places whether the CPU has AMX, and takes a Triton kernel where it has none. A
+hybrid model and its draft head come that way, so there the answer is changed: the kernels behind it
+are those of the stand-in beside.
 """
 
 import importlib.machinery
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 _PACKAGES = ("triton", "torchvision")
@@ -81,4 +86,56 @@ class _Finder:
         """Nothing is in it."""
 
 
-sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+def _says_that_it_uses_cpu_kernels(module: Any) -> None:
+    module._use_cpu = True
+
+
+def _says_that_it_has_amx(module: Any) -> None:
+    """So that `--attention-backend intel_amx` stays, the one on a CPU that checks drafts."""
+    asked = module.get_platform
+
+    class Platform:
+        has_amx = True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asked(), name)
+
+    module.get_platform = Platform
+
+
+def _scatters_on_a_cpu(module: Any) -> None:
+    """What commits the states of kept drafts takes CUDA tensors alone."""
+    from sgl_kernel.mamba import scatter_with_mask
+
+    module.fused_mamba_state_scatter_with_mask = scatter_with_mask
+    module.fused_conv_window_scatter_with_mask = scatter_with_mask
+    module._conv_multi_eligible = lambda _pairs: False
+
+
+_OPS = "sglang.kernels.ops"
+_CHANGES: dict[str, Callable[[Any], None]] = {
+    f"{_OPS}.attention.fla.layernorm_gated": _says_that_it_uses_cpu_kernels,
+    f"{_OPS}.attention.fla.fused_norm_gate": _says_that_it_uses_cpu_kernels,
+    f"{_OPS}.mamba.mamba_state_scatter_triton": _scatters_on_a_cpu,
+    "sglang.srt.arg_groups.overrides": _says_that_it_has_amx,
+}  # as of SGLang 0.5.23
+
+
+class _Changer:
+    """Changes a module of SGLang's right after it is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> Any:
+        if name not in _CHANGES:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def load_and_change(module: types.ModuleType) -> None:
+            load(module)
+            _CHANGES[name](module)
+
+        spec.loader.exec_module = load_and_change
+        return spec
+
+
+sys.meta_path[:0] = [_Finder(), _Changer()]  # type: ignore[list-item]

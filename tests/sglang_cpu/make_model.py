@@ -82,6 +82,15 @@ def known(words: list[str]) -> list[str]:
 
 
 def weights(ids: dict[str, int], size: int) -> dict[str, torch.Tensor]:
+    found = {**words_and_table(ids, size), "model.norm.weight": torch.ones(HIDDEN)}
+    for layer in range(LAYERS):
+        found |= {f"model.layers.{layer}.{name}": one for name, one in idle_layer().items()}
+    return {name: one.to(torch.bfloat16).contiguous() for name, one in found.items()}
+
+
+def words_and_table(
+    ids: dict[str, int], size: int, table: dict[str, dict[str, float]] = TABLE
+) -> dict[str, torch.Tensor]:
     """Each token is a direction of its own; the head reads the table off it."""
     embed = torch.zeros(size, HIDDEN)
     embed[:, :size] = torch.eye(size)[:, :HIDDEN]
@@ -89,18 +98,11 @@ def weights(ids: dict[str, int], size: int) -> dict[str, torch.Tensor]:
     for number in range(size):
         # A token of no row goes on as a line feed does.
         head[ids["<think>"], number] = CERTAIN / math.sqrt(HIDDEN)
-    for word, chances in TABLE.items():
+    for word, chances in table.items():
         head[:, ids[word]] = 0.0
         for following, chance in chances.items():
             head[ids[following], ids[word]] = (CERTAIN + math.log(chance)) / math.sqrt(HIDDEN)
-    found = {
-        "model.embed_tokens.weight": embed,
-        "lm_head.weight": head,
-        "model.norm.weight": torch.ones(HIDDEN),
-    }
-    for layer in range(LAYERS):
-        found |= {f"model.layers.{layer}.{name}": one for name, one in idle_layer().items()}
-    return {name: one.to(torch.bfloat16).contiguous() for name, one in found.items()}
+    return {"model.embed_tokens.weight": embed, "lm_head.weight": head}
 
 
 def idle_layer() -> dict[str, torch.Tensor]:
@@ -142,6 +144,10 @@ def write_config(folder: Path, size: int, *, end: int) -> None:
         "eos_token_id": end,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    write_generation(folder, end=end)
+
+
+def write_generation(folder: Path, *, end: int) -> None:
     generation = {"eos_token_id": end, "do_sample": True, "temperature": 1.0, "top_p": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
 
