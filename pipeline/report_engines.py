@@ -159,7 +159,7 @@ def caps_of_engines(seen: Seen) -> list[int]:
     began_at_s = sessions[-1].started_at_s if sessions else 0.0
     last = {
         series.slot_of(start.worker_id): start.max_running_requests
-        for start in seen.history.engine_starts
+        for start in seen.history.engines
         if start.ready_at_s >= began_at_s
     }
     return list(last.values())
