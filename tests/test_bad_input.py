@@ -363,6 +363,8 @@ def test_webhook_that_stands_in_place_of_its_name_is_not_shown(run_file: Path, t
             "engine.flags=[--mem-fraction-static=x]",
             "engine.flags: argument --mem-fraction-static: invalid float value: 'x'",
         ),
+        ("engine.flags=[--tp-size, '2', '4']", "engine.flags: found '4', which belongs to no flag"),
+        ("engine.flags=[--tp-size=2, -x]", "engine.flags: found '-x', which belongs to no flag"),
         (
             "hardware=[{gpu: B200}, {gpu: B-none}]",
             "hardware.1.gpu: unknown GPU 'B-none'; known: a100",

@@ -51,9 +51,12 @@ def users_flags(config: RunFile) -> LaunchFlags:
 def check_launch(config: RunFile) -> None:
     """What no launch can be made of, told before anything starts. Raises ConfigError."""
     try:
+        stray = parse_launch_line(config.engine.flags).stray
         users_flags(config)
     except PlanError as error:
         raise ConfigError(f"engine.flags: {error}") from None
+    if stray:
+        raise ConfigError(f"engine.flags: found {stray[0]!r}, which belongs to no flag")
     for number, entry in enumerate(config.hardware):
         try:
             _run_files_card(entry)

@@ -85,6 +85,8 @@ class LaunchFlags:
     values: tuple[tuple[str, tuple[str, ...]], ...]
     env: tuple[tuple[str, str], ...] = ()
     set_aside: tuple[str, ...] = ()
+    stray: tuple[str, ...] = ()
+    """Words of the line that belong to no flag; a pasted command has some."""
 
     def has(self, name: str) -> bool:
         """Whether the flag is on the line."""
@@ -164,13 +166,16 @@ def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
     env, words = _environment(words)
     values: list[tuple[str, tuple[str, ...]]] = []
     aside: list[str] = []
+    stray: list[str] = []
     model = ""
     index = 0
     while index < len(words):
         word = words[index]
         index += 1
         if not word.startswith("--") or word == "--":
-            model = model or _positional_model(word, words[: index - 1])
+            positional = _positional_model(word, words[: index - 1])
+            stray += [] if positional else [word]
+            model = model or positional
             continue
         name, _, inline = word[2:].partition("=")
         key, arity = _known(name)
@@ -182,7 +187,13 @@ def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
             model = following[-1] if following else ""
         else:
             values.append((key, _checked(key, tuple(following), arity)))
-    return LaunchFlags(model_path=model, values=tuple(values), env=env, set_aside=tuple(aside))
+    return LaunchFlags(
+        model_path=model,
+        values=tuple(values),
+        env=env,
+        set_aside=tuple(aside),
+        stray=tuple(stray),
+    )
 
 
 def _words(tokens: Sequence[str]) -> list[str]:
