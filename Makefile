@@ -88,7 +88,7 @@ test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## the real SGLan
 	  SGLANG_HYBRID_MODEL=$(SGLANG_HYBRID_MODEL) \
 	  $(BIN)/python -m pytest tests/test_real_sglang.py --durations=0
 
-$(SGLANG_HYBRID_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/* tests/sglang_cpu/sgl_kernel/*.py)
+$(SGLANG_HYBRID_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*.* tests/sglang_cpu/sgl_kernel/*.py)
 	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)
 
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml

@@ -182,6 +182,18 @@ def test_states_are_stored_in_bf16_only_where_that_is_allowed() -> None:
     assert allowed.flags.text("mamba-ssm-dtype") == "bfloat16"
 
 
+def test_without_a_plan_the_prefix_cache_goes_before_requests_where_state_slots_lack() -> None:
+    # 0.97 is the highest fraction, and there is no draft to leave out.
+    at = tried("--mem-fraction-static 0.97 --max-running-requests 16", "state_pool--no-slots")
+    answer = next_step((at,), BLIND)
+    assert isinstance(answer, Step)
+    assert answer.flags.has("disable-radix-cache")
+    assert answer.flags.number("max-running-requests") == 16
+    after = next_step((at, Tried(flags=answer.flags, cause=at.cause)), BLIND)
+    assert isinstance(after, Step)
+    assert after.flags.number("max-running-requests") == 8
+
+
 def test_more_cards_are_used_only_if_they_are_there() -> None:
     at = tried("", "weights--cuda-error-without-figures")
     assert isinstance(next_step((at,), setting()), Stop)

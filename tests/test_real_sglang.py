@@ -22,7 +22,7 @@ from running import Run, below, new_run, questions
 from pipeline.engines.assembly import ServedEngine
 from pipeline.engines.counters import EngineCounters, engine_counters
 from pipeline.engines.health import metrics_of
-from pipeline.engines.launch_log import figures
+from pipeline.engines.launch_log import figures, notes
 from pipeline.intake import FrozenPrompts
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
@@ -65,8 +65,8 @@ STATE_SLOTS = 40
 HYBRID_FLAGS = (
     *("--device", "cpu", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768"),
     *("--reasoning-parser", "qwen3", "--skip-server-warmup", "--sleep-on-idle"),
-    *("--max-mamba-cache-size", str(STATE_SLOTS), "--mamba-radix-cache-strategy", "no_buffer"),
-    *("--disable-overlap-schedule", "--page-size", "1", "--decode-log-interval", "1"),
+    *("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"),
+    *("--page-size", "1", "--decode-log-interval", "1"),
 )
 # What a hybrid model needs on a CPU, and a log line of every step.
 MTP_FLAGS = (
@@ -217,11 +217,14 @@ def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None
     assert not engine_processes(tmp_path)
 
 
-def hybrid_engine(root: Path, flags: tuple[str, ...], log: list[str]) -> ServedEngine:
+def hybrid_engine(
+    root: Path, flags: tuple[str, ...], log: list[str], state_slots: int = STATE_SLOTS
+) -> ServedEngine:
     # What speculation compiles on a GPU would look for Triton's CPU back-end.
     env = {**ENGINE["env"], "TORCHDYNAMO_DISABLE": "1"}
+    slots = ("--max-mamba-cache-size", str(state_slots))
     return ServedEngine(
-        config=config(root, model=HYBRID_MODEL, env=env, flags=[*HYBRID_FLAGS, *flags]),
+        config=config(root, model=HYBRID_MODEL, env=env, flags=[*HYBRID_FLAGS, *slots, *flags]),
         worker_number=0,
         log_path=root / "logs" / "engine-0.log",
         log=log.append,
@@ -239,7 +242,8 @@ def rows_and_readings(
     async def run_and_read() -> None:
         working = asyncio.create_task(worker_of(0, engine, book, prompts, log).run())
         while not working.done():
-            page = await engine.metrics_page() if book.ids() else None
+            is_ready = any(line.startswith("event=engine_ready") for line in log)
+            page = await engine.metrics_page() if is_ready else None
             if page and (counters := engine_counters(page)):
                 readings.append(counters)
             await asyncio.sleep(0.1)
@@ -252,8 +256,8 @@ def rows_and_readings(
 def test_hybrid_model_runs_as_many_requests_as_it_has_state_slots_for(tmp_path: Path) -> None:
     log: list[str] = []
     flags = ("--attention-backend", "torch_native")
-    book, engine, readings = rows_and_readings(tmp_path, flags, 100, log)
-    each_once(book, 100)
+    book, engine, readings = rows_and_readings(tmp_path, flags, 200, log)
+    each_once(book, 200)
     rows = list(published_rows(book).values())
     for row in rows:
         assert_hybrid_row(row)
@@ -268,8 +272,8 @@ def test_hybrid_model_runs_as_many_requests_as_it_has_state_slots_for(tmp_path: 
 def test_hybrid_model_with_mtp_keeps_the_drafts_that_are_right(tmp_path: Path) -> None:
     log: list[str] = []
     flags = ("--attention-backend", "intel_amx", *MTP_FLAGS)
-    book, engine, readings = rows_and_readings(tmp_path, flags, 100, log)
-    each_once(book, 100)
+    book, engine, readings = rows_and_readings(tmp_path, flags, 200, log)
+    each_once(book, 200)
     for row in published_rows(book).values():
         assert_hybrid_row(row)
         # On a CPU a checked token is the likeliest one, whatever the temperature.
@@ -281,12 +285,32 @@ def test_hybrid_model_with_mtp_keeps_the_drafts_that_are_right(tmp_path: Path) -
     found = figures(launch)
     assert found is not None
     assert found.draft_weights_gib is not None
-    assert {one.accept_length for one in readings} & {2.0, 2.5, 3.0}
+    accept_lengths = [one.accept_length for one in readings if one.accept_length is not None]
+    assert 2 <= min(accept_lengths) <= max(accept_lengths) <= 3
     # The first of 11 tokens comes of the prompt. Then the draft errs behind " weighing" alone:
     # (" weighing" " it") (" once" " more" "</think>") ("\n\n" "Yes" " indeed") ("!" end, one cut).
     requests, tokens = verified(launch)
-    assert requests >= 4 * 100
+    assert requests >= 4 * 200
     assert tokens / requests == pytest.approx((2 + 3 + 3 + 3) / 4, abs=0.01)
+
+
+def test_hybrid_engine_that_has_no_slot_to_run_on_steps_down_and_runs(tmp_path: Path) -> None:
+    log: list[str] = []
+    flags = ("--attention-backend", "torch_native")
+    engine = hybrid_engine(tmp_path, flags, log, state_slots=2)
+
+    async def life() -> None:
+        await engine.start()
+        assert isinstance(await engine.generate(request("hello")), Turn)
+        await engine.stop()
+
+    asyncio.run(life())
+    (step,) = [line for line in log if line.startswith("event=step_down")]
+    assert step.startswith("event=step_down cause=state_pool")
+    assert "--disable-radix-cache off → on" in step
+    assert engine.plan is not None
+    assert engine.plan.endswith("--disable-radix-cache")
+    assert engine.max_running_requests == 2
 
 
 def assert_hybrid_row(row: dict[str, Any]) -> None:
@@ -304,8 +328,10 @@ def assert_slots_hold_requests_back(
 ) -> None:
     cap = STATE_SLOTS // 3
     # A request ties up three slots where states have no buffer: kv_cache_configurator.py, 0.5.23.
-    found = figures(engine.log_path.read_text())
+    launch = engine.log_path.read_text()
+    found = figures(launch)
     assert found is not None
+    assert notes(launch).requests_capped_to == cap
     assert found.state_slots == STATE_SLOTS
     assert found.max_running_requests == cap
     assert engine.max_running_requests == cap

@@ -465,6 +465,9 @@ def _blind_changes(last: Tried) -> Iterator[Changes]:
     if kind in _SLACK_KINDS:
         yield {"cuda-graph-max-bs-decode": "16"}
         yield {"chunked-prefill-size": "2048"}
+    if kind == "state_pool":
+        # One slot a request instead of three or more.
+        yield {"disable-radix-cache": "", "mamba-radix-cache-strategy": None}
     if kind in (*_SLACK_KINDS, "state_pool"):
         requests = flags.number("max-running-requests") or 64
         if requests > 1:

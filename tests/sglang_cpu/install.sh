@@ -14,7 +14,7 @@ pip install --only-binary :all: -r "$here/requirements.txt"
 
 packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp "$here/cpu_stubs.py" "$packages/sglang_cpu_stubs.py"
-rm -rf "$packages/sgl_kernel.py" "$packages/sgl_kernel"
+rm -rf "$packages/sgl_kernel"
 cp -r "$here/sgl_kernel" "$packages/sgl_kernel"
 echo 'import sglang_cpu_stubs' > "$packages/sglang_cpu_stubs.pth"
 "$folder/bin/python" "$here/make_model.py" "$folder/tiny-model"
