@@ -264,7 +264,7 @@ def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:
     assert rows.num_rows == 2000
     assert sum(part.num_rows for part in history.parts.values()) == 2000
     # Ids and hashes alone would be 250 KB; counts of lengths are what is left.
-    assert kept_bytes < 180_000
+    assert kept_bytes < 200_000
 
 
 def test_history_counts_as_the_manifest_does(folder: Folder) -> None:
