@@ -23,11 +23,14 @@ demo: $(STAMP) ## regenerate the demo prompts with two small engines on this mac
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest
 
-check: $(STAMP) ## format, lint, types and tests: what CI runs
+test-slow: $(STAMP) ## whole runs whose matter the other tests also cover below Ray (2 minutes)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## format, lint, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "slow or not slow"
 
 export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO=...
 	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)
@@ -99,4 +102,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report
+.PHONY: help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report

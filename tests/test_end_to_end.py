@@ -221,6 +221,7 @@ def actor_pid(name: str) -> int:
     )
 
 
+@pytest.mark.slow
 def test_failing_answers_and_cut_connections_lose_no_row(tmp_path: Path, cluster: str) -> None:
     def flaky(request: dict[str, Any], number: int) -> Reply:
         if number % 100 == 17:
@@ -246,6 +247,7 @@ def test_failing_answers_and_cut_connections_lose_no_row(tmp_path: Path, cluster
     assert 2040 <= len(server.requests) <= 2043
 
 
+@pytest.mark.slow
 def test_row_that_uses_up_its_budget_is_listed_and_tried_again(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -281,6 +283,7 @@ def test_row_that_uses_up_its_budget_is_listed_and_tried_again(
     each_once(run, 20)
 
 
+@pytest.mark.slow
 def test_resume_with_other_workers_shards_limit_and_order_keeps_rows(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -306,6 +309,7 @@ def test_resume_with_other_workers_shards_limit_and_order_keeps_rows(
     assert two.requests
 
 
+@pytest.mark.slow
 def test_changed_setting_is_refused_by_name_until_drift_is_accepted(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -341,6 +345,7 @@ def test_second_driver_is_refused_while_the_first_lives(tmp_path: Path, cluster:
     assert run.status()["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_idle_worker_takes_over_rows_that_have_not_started(tmp_path: Path, cluster: str) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         return Reply(body=answer(request, number).body, delay_s=0.2)
@@ -362,6 +367,7 @@ def test_idle_worker_takes_over_rows_that_have_not_started(tmp_path: Path, clust
     assert len(two.requests) >= 20
 
 
+@pytest.mark.slow
 def test_engine_stays_full_and_never_overfull(tmp_path: Path, cluster: str) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         return Reply(body=answer(request, number).body, delay_s=0.02)
@@ -378,6 +384,7 @@ def test_engine_stays_full_and_never_overfull(tmp_path: Path, cluster: str) -> N
     assert server.peak_in_flight == 8
 
 
+@pytest.mark.slow
 def test_samples_per_prompt_have_seeds_of_their_own(tmp_path: Path, cluster: str) -> None:
     with serving(ScriptedServer()) as server:
         run = new_run(
@@ -528,6 +535,7 @@ def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
         assert hook.url.partition("key=")[2] not in result.err + page
 
 
+@pytest.mark.slow
 def test_rays_metrics_page_has_the_runs_figures(
     tmp_path: Path, cluster: str, metrics_port: int
 ) -> None:
@@ -586,6 +594,7 @@ def test_no_engine_at_all_ends_with_its_cause(tmp_path: Path, cluster: str) -> N
     assert "http://127.0.0.1:9/v1 does not answer" in result.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_broken_file_in_the_data_folder_is_left_out_and_reported(
     tmp_path: Path, cluster: str
 ) -> None:
