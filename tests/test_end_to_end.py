@@ -396,6 +396,7 @@ def test_samples_per_prompt_have_seeds_of_their_own(tmp_path: Path, cluster: str
     assert len({request["seed"] for request in server.requests}) == 30
 
 
+@pytest.mark.slow
 def test_lost_endpoint_gives_its_rows_to_the_other(tmp_path: Path, cluster: str) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         return Reply(body=answer(request, number).body, delay_s=0.2)
@@ -447,6 +448,7 @@ def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: s
     assert run.status()["rows_done"] == 300
 
 
+@pytest.mark.slow
 def test_thinking_that_is_cut_tells_the_budget_that_would_do(
     tmp_path: Path, cluster: str, model_file: Path
 ) -> None:
@@ -488,6 +490,7 @@ def scripted_lengths(num: int) -> list[int]:
     return lengths
 
 
+@pytest.mark.slow
 def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
