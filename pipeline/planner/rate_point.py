@@ -81,7 +81,7 @@ def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
         words += ["--dp-size", str(adp), "--enable-dp-attention"]
     if query.attention_backend is not None:
         words += ["--attention-backend", query.attention_backend]
-    draft_tokens = query.num_draft_tokens or (4 if query.accept_length else None)
+    draft_tokens = query.num_draft_tokens or _usual_draft_tokens(query.accept_length)
     if draft_tokens is not None:
         words += _speculative_words(draft_tokens)
     return _replica(model, gpu, words, query.sglang_version, kernels), replicas
@@ -128,11 +128,19 @@ def _check(query: PointQuery) -> None:
     drafts, accepted = query.num_draft_tokens, query.accept_length
     if drafts is not None and drafts < 2:
         raise PlanError(f"--draft-tokens: found {drafts}; it must be at least 2")
-    if accepted is not None and not 1 <= accepted <= (drafts or 4):
+    most = drafts or _usual_draft_tokens(accepted)
+    if accepted is not None and most is not None and not 1 <= accepted <= most:
         raise PlanError(
             f"--mtp-accept-length: found {accepted:g}; it must lie between 1 and the "
-            f"{drafts or 4} draft tokens"
+            f"{most} draft tokens"
         )
+
+
+def _usual_draft_tokens(accept_length: float | None) -> int | None:
+    """4, as SGLang's MTP recipes have it; as many as a block drafter's where more are kept."""
+    if accept_length is None:
+        return None
+    return next((count for count in (4, 8, 16) if accept_length <= count), 16)
 
 
 def _model(query: PointQuery) -> ModelFacts:
