@@ -336,6 +336,17 @@ def test_point_gives_the_step_and_its_parts(capsys: pytest.CaptureFixture[str]) 
     assert f"tokens/s a GPU  {two_figures(band['p50'])} (" in text
 
 
+@pytest.mark.parametrize(
+    ("word", "same"),
+    [("AWQ INT4", "int4-awq"), ("bf16 + fp8 KV", "bf16"), ("nvfp4 (w4a16)", "nvfp4-w4a16")],
+)
+def test_formats_are_known_as_people_write_them(
+    capsys: pytest.CaptureFixture[str], word: str, same: str
+) -> None:
+    of_word, of_same = (printed(capsys, *POINT, "--dtype", name, "--json") for name in (word, same))
+    assert of_word == of_same
+
+
 def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(printed(capsys, *POINT, "--json"))
     both = (*POINT[:6], "128", *POINT[7:], "--num-gpus", "2")

@@ -4,6 +4,7 @@ What `jobs.estimate --point` answers, and what the readings are scored against. 
 running requests is taken as given: whether they fit is the planner's question.
 """
 
+import re
 from dataclasses import dataclass
 
 from pipeline.errors import PlanError
@@ -48,6 +49,7 @@ _FORMATS = {
     "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "auto": None,
     "fp8": "fp8", "fp8-block": "fp8-block", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
     "fp4": "nvfp4", "nvfp4": "nvfp4", "w4a16": "nvfp4", "nvfp4-w4a16": "nvfp4",
+    "fp4+fp8": None, "awq-int4": "int4-awq", "gptq-int4": "int4-gptq",
     "int4": "int4", "awq": "int4-awq", "int4-awq": "int4-awq", "gptq": "int4-gptq",
     "int4-gptq": "int4-gptq", "int8": "fp8", "w8a8": "fp8",
 }  # fmt: skip
@@ -145,7 +147,9 @@ def _usual_draft_tokens(accept_length: float | None) -> int | None:
 
 def _model(query: PointQuery) -> ModelFacts:
     word = (query.dtype or "auto").lower().strip()
-    cleaned = word.replace("(", "-").replace(")", "").replace(" ", "").replace("--", "-")
+    # What stands behind a plus is the KV cache's, or the dense layers' of a mixed checkpoint.
+    first = word.partition(" + ")[0].replace("(", "-").replace(")", "").strip()
+    cleaned = re.sub(r"[ -]+", "-", first)
     if cleaned not in _FORMATS:
         raise PlanError(f"--dtype: found {query.dtype!r}; known: {', '.join(_FORMATS)}")
     told = _FORMATS[cleaned]
