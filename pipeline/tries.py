@@ -15,6 +15,20 @@ _SICK_FRACTION = 0.9
 # assumed: a server that is only overloaded answers more than a tenth of what it is asked
 
 
+@dataclass(slots=True)
+class Starts:
+    """Starts of one engine since its last finished row."""
+
+    count: int = 0
+    _plan: str | None = None
+
+    def started(self, plan: str | None) -> int:
+        """Count one. Another launch than before counts anew: the ladder has a bound of its own."""
+        self.count = self.count + 1 if plan == self._plan else 1
+        self._plan = plan
+        return self.count
+
+
 @dataclass(slots=True, kw_only=True)
 class Tries:
     """Tries since the engine's last start."""

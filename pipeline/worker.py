@@ -32,7 +32,7 @@ from pipeline.rows import (
     take_turn,
 )
 from pipeline.storage import Folder
-from pipeline.tries import Tries
+from pipeline.tries import Starts, Tries
 from pipeline.worker_ports import Engine, LeaseBook
 from schemas.completion import Completion, Interruption, Refusal, Turn
 from schemas.config import RunFile
@@ -85,7 +85,7 @@ class Worker:
     _hit: list[Row] = field(default_factory=list)
     """Rows whose connection broke when the engine was lost."""
     _fault: BaseException | None = None
-    _starts_without_a_row: int = 0
+    _starts: Starts = field(default_factory=Starts)
     _restarts: int = 0
     _requests: int = 0
     _interruptions: int = 0
@@ -225,7 +225,7 @@ class Worker:
                 case Interruption():
                     await self._interrupted(row, outcome)
                     return
-        self._starts_without_a_row = 0
+        self._starts.count = 0
         self._finish(row, None)
 
     async def _interrupted(self, row: Row, outcome: Interruption) -> None:
@@ -516,7 +516,7 @@ class Worker:
         """Start the engine, again if it fails, within the budget that its kind has."""
         since_s, tries = monotonic(), 0
         while not self._draining:
-            backoff = _RESTART_BACKOFF_S[min(max(tries, self._starts_without_a_row), 5)]
+            backoff = _RESTART_BACKOFF_S[min(max(tries, self._starts.count), 5)]
             await self._pause(backoff)
             tries += 1
             try:
@@ -538,10 +538,10 @@ class Worker:
 
     def _count_start(self) -> None:
         """Raises EngineError for an engine that comes up time and again and finishes nothing."""
-        self._starts_without_a_row += 1
-        if self._starts_without_a_row > self.config.engine.max_restarts + 1:
+        started = self._starts.started(self.engine.plan)
+        if started > self.config.engine.max_restarts + 1:
             raise EngineError(
-                f"the engine was started {self._starts_without_a_row} times and finished no row; "
+                f"the engine was started {started} times and finished no row; "
                 f"the last failure was: {self._last_cause}"
             )
         self.log(

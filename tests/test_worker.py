@@ -16,6 +16,7 @@ from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.rows import conversation, history
 from pipeline.shards import Ledger
 from pipeline.storage import Folder
+from pipeline.tries import Starts
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
@@ -569,6 +570,13 @@ def test_engine_that_is_given_up_ends_the_worker_at_once(desk: MakeDesk) -> None
     with pytest.raises(EngineGivenUpError, match="correct model"):
         at.run()
     assert at.engine.starts == 1
+
+
+def test_starts_of_another_launch_count_anew() -> None:
+    starts = Starts()
+    assert [starts.started(plan) for plan in (None, None, "a", "a", "b")] == [1, 2, 1, 2, 1]
+    starts.count = 0
+    assert starts.started("b") == 1
 
 
 def test_what_ran_stands_in_each_row(desk: MakeDesk) -> None:
