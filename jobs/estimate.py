@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--price", action="append", default=[], metavar="GPU=USD[/SPOT]",
         help="your own price of a GPU-hour, and on spot")  # fmt: skip
     add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
-    add("--lengths-from", type=Path, metavar="FOLDER", help="output lengths of a finished pilot")
-    add("--update-from", type=Path, metavar="FOLDER", help="what a running job has shown so far")
+    add("--lengths-from", metavar="FOLDER", help="output lengths of a finished pilot")
+    add("--update-from", metavar="FOLDER", help="what a running job has shown so far")
     add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
     add("--sglang-version", metavar="X", help="release, image tag or build date")
     add("--json", action="store_true", help="print JSON")
@@ -336,7 +336,7 @@ def _point_text(rate: "Rate") -> str:
 def _updated(options: argparse.Namespace) -> str:
     from pipeline.live_estimate import folder_update
     from pipeline.planner.update_output import update_json, update_text
-    from pipeline.storage import Folder
+    from pipeline.store_folder import open_folder
 
     if options.run_file is not None:
         raise PlanError(
@@ -349,7 +349,7 @@ def _updated(options: argparse.Namespace) -> str:
                 f"files; python -m jobs.report writes its page"
             )
     update = folder_update(
-        Folder(options.update_from.absolute()),
+        open_folder(options.update_from),
         today=datetime.now(UTC).date(),
         hardware=_hardware_of_the_run(options),
     )

@@ -28,6 +28,7 @@ from pipeline.errors import ConfigError
 from pipeline.export_index import KEPT, Index, index_rows
 from pipeline.export_rows import KEY_COLUMNS, RowForm
 from pipeline.object_store import Store
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
 from schemas.manifest import Part
@@ -86,7 +87,7 @@ def export(
     if not files:
         shutil.rmtree(scratch, ignore_errors=True)
         reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(index.dropped().items()))
-        raise ConfigError(f"{folder.root}: no row is left to export; dropped: {reasons or 'none'}")
+        raise ConfigError(f"{folder.where}: no row is left to export; dropped: {reasons or 'none'}")
     _check_written(index, files, store)
     record = ExportRecord(
         fingerprint=fingerprint,
@@ -176,7 +177,8 @@ def _buckets(
 
 def _raw_bytes(folder: Folder, part: Part, columns: set[str]) -> int:
     """Of the columns that go out, as they are before compression."""
-    metadata = pq.read_metadata(folder.path(f"{DATA}/{part.name}"))
+    with opened_parquet(folder, f"{DATA}/{part.name}") as file:
+        metadata = file.metadata
     chunks = (
         metadata.row_group(group).column(column)
         for group in range(metadata.num_row_groups)
@@ -272,8 +274,8 @@ def _batches(
     """Every row of the parts in order, a few at a time, with the number of the first."""
     first_row = 0
     for part in parts:
-        path = folder.path(f"{DATA}/{part.name}")
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
+        name = f"{DATA}/{part.name}"
+        with opened_parquet(folder, name, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 table = pa.Table.from_batches([batch]).select(columns)
                 yield first_row, table.replace_schema_metadata(None)

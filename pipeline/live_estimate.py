@@ -55,11 +55,11 @@ def folder_update(
     Raises ConfigError for a folder without a run or without readings.
     """
     if checkpoint.read_run(folder) is None:
-        raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
+        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
     log = read_live_log(folder)
     if log is None or not log.readings:
         raise ConfigError(
-            f"{folder.root}: no readings here: engines tell the first some seconds after their "
+            f"{folder.where}: no readings here: engines tell the first some seconds after their "
             "first request"
         )
     manifest = checkpoint.read_manifest(folder)
@@ -102,7 +102,7 @@ def update(log: LiveLog, config: RunFile, rows: RowCounts, expected: Expectation
 
 def config_of(folder: Folder, log: LiveLog) -> RunFile:
     """The run file that the readings were taken under."""
-    return run_file_of(log.run_file, f"{folder.path(READINGS_FILE)}, its run file")
+    return run_file_of(log.run_file, f"{folder.place(READINGS_FILE)}, its run file")
 
 
 # --- what was expected --------------------------------------------------------------------------

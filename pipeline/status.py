@@ -15,10 +15,10 @@ _SECONDS_A_DAY = 86_400
 def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     """Raises ConfigError for a folder that holds no run."""
     if checkpoint.read_run(folder) is None:
-        raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
+        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
     manifest = read_history(folder)
     if not manifest.sessions:
-        raise ConfigError(f"{folder.root}: the run here has not begun: it has read no prompts yet")
+        raise ConfigError(f"{folder.where}: the run here has not begun: it has read no prompts yet")
     session, parts = manifest.sessions[-1], list(manifest.parts.values())
     rows_done = session.rows_done + manifest.rows_gained
     live = _live(folder, session)
@@ -29,7 +29,7 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     days_left = live.days_left if live and is_heard and rows_open else None
     eta_s = rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None)
     return RunStatus(
-        folder=str(folder.root),
+        folder=folder.where,
         state=state,
         rows_total=session.rows_total,
         rows_done=rows_done,
