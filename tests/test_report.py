@@ -154,7 +154,7 @@ def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
 @pytest.mark.parametrize(
     ("hardware", "shown"),
     [
-        ([{"gpu": "b200"}], "on demand as listed by"),
+        ([{"gpu": "b200"}], "list price ("),
         ([], "w0 has not told its card, and the run file's hardware names none"),
     ],
 )
