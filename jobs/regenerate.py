@@ -324,16 +324,7 @@ def _num_canary_rows(folder: "Folder") -> int:
 
 def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
     """Print what the canary found; the rows that it wrote stay."""
-    from pipeline.canary import excesses, tally_of
-    from pipeline.checkpoint import read_manifest, rows_of
-    from pipeline.diagnosis import diagnosis
-
-    parts, config = read_manifest(folder).canary_parts, prepared.plan.config
-    tally = tally_of(parts)
-    over = excesses(tally, config, num_rows=tally.num_rows)
-    columns = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
-    rows = rows_of(folder, [part.name for part in parts], columns)
-    found = diagnosis(prepared.excesses or over, rows, config)
+    found = canary_findings.findings(folder, prepared.plan.config, prepared.excesses)
     if as_json:
         print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
     else:
