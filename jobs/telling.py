@@ -1,7 +1,8 @@
-"""What a command prints as its answer."""
+"""What a command prints as its answer, and as its one line where there is none."""
 
 import os
 import sys
+from pathlib import Path
 
 
 def tell(text: str) -> None:
@@ -11,3 +12,8 @@ def tell(text: str) -> None:
     except BrokenPipeError:
         # What is left in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def unreadable(folder: Path, error: OSError) -> str:
+    """The line for a file of a run that the system does not hand out."""
+    return f"{error.filename or folder}: cannot be read: {error.strerror or error}"

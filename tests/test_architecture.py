@@ -51,7 +51,7 @@ FLOORS = (
     ("pipeline.export_index",),
     ("pipeline.export", "pipeline.export_card", "pipeline.hub"),
     ("pipeline.report_sources", "pipeline.time_chart", "pipeline.run_series"),
-    ("pipeline.report_engines", "pipeline.report_plan"),
+    ("pipeline.report_engines", "pipeline.report_plan", "pipeline.report_spending"),
     ("pipeline.report",),
     ("pipeline.report_page", "pipeline.webhook"),
     ("pipeline.observer",),
