@@ -94,7 +94,8 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
     checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
-    parts = tuple(checkpoint.read_manifest(folder).parts.values())
+    manifest = checkpoint.read_manifest(folder)
+    parts = tuple(manifest.parts.values())
     options = _with_policy(options, arguments.drop, run)
     decode = None
     if options.format == "tokens":
@@ -119,7 +120,8 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         log=_log,
     )
     if store.size_bytes("export.json") is None:
-        commit(store, record, card(run, record, options, row_facts(folder, parts)), scratch)
+        facts = row_facts(folder, parts)
+        commit(store, record, card(run, record, options, facts, manifest.engines), scratch)
     if arguments.push_to_hub:
         push(store, arguments.push_to_hub, log=_log)
     return record

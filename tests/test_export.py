@@ -21,10 +21,12 @@ from pipeline.session import prepare
 from pipeline.storage import Folder
 from schemas.completion import Completion
 from schemas.config import RunFile
+from schemas.manifest import EngineRun
 from schemas.prompt import Message
 
 Build = Callable[..., Completion]
 NUM_ROWS = 120
+PLAN = "--tp-size 2 --mem-fraction-static 0.86"
 
 
 @pytest.fixture
@@ -89,6 +91,7 @@ def row(build: Build, number: int) -> Completion:
         good,
         messages=(question, answer),
         turns=(turn,),
+        plan=PLAN,
         flags=flags.get(number, ()),  # type: ignore[arg-type]
         carried={"level": number},
     )
@@ -114,9 +117,10 @@ def loaded(dest: Path, cache: Path) -> "datasets.DatasetDict":
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, three of them open at once: several passes over the parts."""
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_500)
+    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_000)
     monkeypatch.setattr(export, "_MOST_OPEN_BUCKETS", 3)
     monkeypatch.setattr(export, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(export, "_HEAP_BYTES", 500)
 
 
 # -- rows
@@ -302,6 +306,23 @@ def test_data_set_loads_with_its_splits_and_its_card(run: Folder, tmp_path: Path
         "`sampling.temperature`: `0.6`",
     ):
         assert said in card
+
+
+def test_card_tells_the_launches_of_the_manifest_and_the_rows(run: Folder, tmp_path: Path) -> None:
+    started = EngineRun(
+        worker_id="w0", engine="fake", release="1", plan=PLAN, max_running_requests=31,
+        ready_at_s=2.0,
+    )  # fmt: skip
+    checkpoint.list_engine(run, started)
+    exported(run, tmp_path / "d")
+    card = (tmp_path / "d" / "README.md").read_text()
+    assert "| 1 | fake | 1 | 2 | 1 | 0.86 | 31 | off | 1 | 119 |" in card
+    # The error row was never asked.
+    assert (
+        "| 2 | fake | 1 | not told | not told | not told | not told | not told | not told | 1 |"
+        in card
+    )
+    assert f"- launch 1: `{PLAN}`" in card
 
 
 def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> None:
