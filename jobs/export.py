@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from pipeline.storage import Folder
 
 _MIB = 2**20
+_REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
+    "messages": ("apart", "inline", "drop"),
+    "conversations": ("inline", "drop"),
+    "tokens": (),
+    "rows": (),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,6 +106,11 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     decode = None
     if options.format == "tokens":
         decode = model_text_decoder(options.tokenizer or str(run.identity.settings["model"]))
+        if decode is None and options.tokenizer is not None:
+            raise ConfigError(
+                f"--tokenizer {options.tokenizer}: found no tokenizer.json there, nor in the hub's "
+                f"cache on this machine"
+            )
         if decode is None:
             _log("event=warning no tokenizer is at hand: token ids are not held against the text")
     store = open_store(arguments.to)
@@ -158,6 +169,12 @@ def _input_ids(folder: "Folder") -> "Iterator[Any]":
 def _options(arguments: argparse.Namespace) -> ExportOptions:
     if arguments.file_mib < 1:
         raise ConfigError(f"--file-mib: found {arguments.file_mib}; expected 1 or more")
+    places = _REASONING_PLACES[arguments.format]
+    if arguments.reasoning is not None and arguments.reasoning not in places:
+        raise ConfigError(
+            f"--reasoning {arguments.reasoning}: does not go with --format {arguments.format}; "
+            f"expected {' or '.join(places) or 'none'}"
+        )
     return ExportOptions(
         format=arguments.format,
         reasoning=arguments.reasoning,

@@ -48,8 +48,11 @@ _SAMPLED_PARTS, _SAMPLED_ROWS = 64, 64
 # Parts, and rows of each, that tell how many bytes a row takes.
 _MOST_OPEN_BUCKETS = 400
 # A writer each; of the 1,024 files that a process may have open by default.
-_BATCH_ROWS = 256
+_BATCH_ROWS, _BATCH_BYTES = 256, 32 * 2**20
+# Read at once, whichever is less.
 _READ_BUFFER_BYTES = 2**20
+_SCRATCH_FORMAT = 2
+# What another release has begun is not gone on with.
 _RANK = "__export_rank__"
 # Beside kept columns, which bear any name; not in the files.
 
@@ -91,16 +94,19 @@ def export(
     _prepare(scratch, store, fingerprint)
     index = index_rows(folder, parts, input_ids, options)
     log(f"event=indexed rows={index.num_rows} dropped={json.dumps(index.dropped())}")
-    buckets = _buckets(index, folder, options, form)
+    bytes_per_row = _bytes_per_row(index, folder, form)
+    buckets = _buckets(index, options, bytes_per_row)
+    batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // bytes_per_row))
     files = _read_journal(scratch, store)
     for group in _groups(buckets):
-        _scatter(folder, index, buckets, group, form, scratch, log)
-        files = _gather(group, files, store, scratch, options, log)
+        filled = _scatter(folder, index, group, form, batch_rows, scratch)
+        log(f"event=scattered buckets={group[-1].number + 1} of={len(buckets)}")
+        files = _gather(filled, files, store, scratch, options, log)
     if not files:
         shutil.rmtree(scratch, ignore_errors=True)
         reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(index.dropped().items()))
         raise ConfigError(f"{folder.root}: no row is left to export; dropped: {reasons or 'none'}")
-    _check_written(index, files, store, form)
+    _check_written(index, files, store, form, scratch)
     record = ExportRecord(
         fingerprint=fingerprint,
         run_id=run_id,
@@ -149,7 +155,8 @@ def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
     Raises ConfigError for a destination that holds files which this export has not written.
     """
     name, found = scratch / "fingerprint", store.names()
-    if name.exists() and name.read_text() == fingerprint:
+    begun = f"{fingerprint} {_SCRATCH_FORMAT}"
+    if name.exists() and name.read_text() == begun:
         written = {file.name for file in _read_journal(scratch, store)}
         for half in found:
             is_file_of_rows = half.startswith("data/") and half not in written
@@ -163,15 +170,14 @@ def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
         )
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    _write_synced(name, fingerprint)
+    _write_synced(name, begun)
 
 
 # -- buckets
 
 
-def _buckets(index: Index, folder: Folder, options: ExportOptions, form: RowForm) -> list[Bucket]:
+def _buckets(index: Index, options: ExportOptions, bytes_per_row: int) -> list[Bucket]:
     """Cut each split's ranks into runs of about `_BUCKET_BYTES`."""
-    bytes_per_row = _bytes_per_row(index, folder, form)
     rows_per_bucket = max(1, min(_BUCKET_BYTES, options.file_bytes) // bytes_per_row)
     buckets: list[Bucket] = []
     for number, (split, _) in enumerate(options.splits):
@@ -209,21 +215,21 @@ def _groups(buckets: list[Bucket]) -> list[list[Bucket]]:
 def _scatter(
     folder: Folder,
     index: Index,
-    buckets: list[Bucket],
     group: list[Bucket],
     form: RowForm,
+    batch_rows: int,
     scratch: Path,
-    log: Callable[[str], None],
-) -> None:
-    """Write the group's rows to its buckets, once: a marker says that they are all there.
+) -> list[Bucket]:
+    """Write the group's rows to its buckets, once, and return those that got any.
 
-    The marker holds the rows that could not be put in form.
+    A marker says that they are all there; it holds the rows that could not be put in form.
     """
     marker = scratch / f"scattered-{group[0].number:06d}.json"
     if marker.exists():
-        for row, reason in json.loads(marker.read_text()):
+        kept = json.loads(marker.read_text())
+        for row, reason in kept["left_out"]:
             index.drop(row, reason)
-        return
+        return [bucket for bucket in group if bucket.number in kept["filled"]]
     left_out: list[tuple[int, str]] = []
     with ExitStack() as stack:
         writers: dict[int, Any] = {}
@@ -238,13 +244,13 @@ def _scatter(
                 )
             return writers[number]
 
-        for heap in _heaps(_converted(folder, index, group, form, left_out)):
+        for heap in _heaps(_converted(folder, index, group, form, batch_rows, left_out)):
             for number, rows in _by_bucket(heap, group):
                 writer(number, rows.schema).write_table(rows)
     for row, reason in left_out:
         index.drop(row, reason)
-    _write_synced(marker, json.dumps(left_out))
-    log(f"event=scattered buckets={len(group)} of={len(buckets)}")
+    _write_synced(marker, json.dumps({"left_out": left_out, "filled": sorted(writers)}))
+    return [bucket for bucket in group if bucket.number in writers]
 
 
 def _converted(
@@ -252,11 +258,12 @@ def _converted(
     index: Index,
     group: list[Bucket],
     form: RowForm,
+    batch_rows: int,
     left_out: list[tuple[int, str]],
 ) -> Iterator[pa.Table]:
     """The group's rows as they go out, with their ranks; those that do not are noted."""
     first_rank, stop_rank = group[0].first_rank, group[-1].stop_rank
-    for first_row, batch in _batches(folder, index.parts, form):
+    for first_row, batch in _batches(folder, index.parts, form, batch_rows):
         chosen = [
             place
             for place in range(batch.num_rows)
@@ -304,12 +311,12 @@ def _by_bucket(heap: pa.Table, group: list[Bucket]) -> Iterator[tuple[int, pa.Ta
 
 
 def _batches(
-    folder: Folder, parts: Sequence[Part], form: RowForm
+    folder: Folder, parts: Sequence[Part], form: RowForm, batch_rows: int
 ) -> Iterator[tuple[int, pa.Table]]:
     """Every row of the parts in order, a few at a time, with the number of the first."""
     first_row = 0
     for part in parts:
-        for batch in _part_batches(folder, part, form, _BATCH_ROWS):
+        for batch in _part_batches(folder, part, form, batch_rows):
             yield first_row, batch
             first_row += batch.num_rows
 
@@ -330,7 +337,7 @@ def _bucket_file(scratch: Path, number: int) -> Path:
 
 
 def _gather(
-    group: list[Bucket],
+    filled: list[Bucket],
     files: list[ExportedFile],
     store: Store,
     scratch: Path,
@@ -339,12 +346,7 @@ def _gather(
 ) -> list[ExportedFile]:
     """Sort bucket after bucket into files; those of finished files are passed over."""
     done = {n for f in files for n in range(f.first_bucket, f.last_bucket + 1)}
-    # A bucket has no file where none of its rows could be put in form.
-    waiting = [
-        bucket
-        for bucket in group
-        if bucket.number not in done and _bucket_file(scratch, bucket.number).exists()
-    ]
+    waiting = [bucket for bucket in filled if bucket.number not in done]
     while waiting:
         split = waiting[0].split
         number = sum(file.split == split for file in files)
@@ -352,7 +354,8 @@ def _gather(
         file = _write_file(name, [b for b in waiting if b.split == split], store, scratch, options)
         waiting = [bucket for bucket in waiting if bucket.number > file.last_bucket]
         files = [*files, file]
-        _append_synced(scratch / "journal.jsonl", json.dumps(asdict(file)) + "\n")
+        lines = (json.dumps(asdict(file)) + "\n" for file in files)
+        _write_synced(scratch / "journal.jsonl", "".join(lines))
         for n in range(file.first_bucket, file.last_bucket + 1):
             _bucket_file(scratch, n).unlink(missing_ok=True)
         log(f"event=file_written name={name} rows={file.num_rows} bytes={file.size_bytes}")
@@ -390,8 +393,16 @@ def _write_file(
 
 
 def _sorted_bucket(path: Path) -> pa.Table:
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-        table = reader.read_all()
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+            table = reader.read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        # A killed process leaves whole buckets beside their marker; a machine that goes down may
+        # not.
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; remove {path.parent} and what is in the "
+            f"destination to begin again"
+        ) from None
     return _by_rank(table).drop_columns([_RANK])
 
 
@@ -405,8 +416,8 @@ def _read_journal(scratch: Path, store: Store) -> list[ExportedFile]:
     gone = [file.name for file in files if store.size_bytes(file.name) != file.size_bytes]
     if gone:
         raise ConfigError(
-            f"{store.where}: {gone[0]} is not as this export wrote it; remove {scratch} to begin "
-            f"again"
+            f"{store.where}: {gone[0]} is not as this export wrote it; "
+            f"{_begin_again(store, scratch)}"
         )
     return files
 
@@ -428,7 +439,9 @@ def _append_synced(path: Path, text: str) -> None:
 # -- the proof
 
 
-def _check_written(index: Index, files: list[ExportedFile], store: Store, form: RowForm) -> None:
+def _check_written(
+    index: Index, files: list[ExportedFile], store: Store, form: RowForm, scratch: Path
+) -> None:
     """Every kept row stands in the files once, in its place, and nothing else does."""
     expected = index.kept_keys()
     for file in files:
@@ -436,12 +449,18 @@ def _check_written(index: Index, files: list[ExportedFile], store: Store, form: 
             wanted = next(expected, None)
             if wanted != key:
                 raise ConfigError(
-                    f"{store.where}: {file.name} holds row {key} where {wanted} belongs: the "
-                    f"export is not what was published"
+                    f"{store.where}: {file.name} holds row {key} where {wanted} belongs; "
+                    f"{_begin_again(store, scratch)}"
                 )
     missing = next(expected, None)
     if missing is not None:
-        raise ConfigError(f"{store.where}: row {missing} was not written")
+        raise ConfigError(
+            f"{store.where}: row {missing} was not written; {_begin_again(store, scratch)}"
+        )
+
+
+def _begin_again(store: Store, scratch: Path) -> str:
+    return f"remove {store.where} and {scratch} to begin again"
 
 
 def _written_keys(store: Store, file: ExportedFile, form: RowForm) -> Iterator[tuple[str, int]]:
