@@ -16,7 +16,7 @@ import shutil
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -288,8 +288,9 @@ def _heaps(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         held.append(table)
         num_bytes += table.nbytes
         if num_bytes >= _HEAP_BYTES:
-            yield _by_rank(pa.concat_tables(held))
+            heap = _by_rank(pa.concat_tables(held))
             held, num_bytes = [], 0
+            yield heap
     if held:
         yield _by_rank(pa.concat_tables(held))
 
@@ -367,17 +368,14 @@ def _write_file(
 ) -> ExportedFile:
     """One file from as many buckets as it takes to its size."""
     num_rows, last = 0, buckets[0]
-    first_table = _sorted_bucket(_bucket_file(scratch, last.number))
+    schema = _bucket_schema(_bucket_file(scratch, last.number))
     with (
         store.writing(name) as stream,
-        pq.ParquetWriter(stream, first_table.schema, compression="zstd") as writer,
+        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
     ):
         for bucket in buckets:
-            table = first_table
-            if bucket is not buckets[0]:
-                table = _sorted_bucket(_bucket_file(scratch, bucket.number))
-            writer.write_table(table)
-            num_rows, last = num_rows + table.num_rows, bucket
+            num_rows += _write_bucket(writer, _bucket_file(scratch, bucket.number))
+            last = bucket
             if stream.tell() >= options.file_bytes:
                 break
     size_bytes = store.size_bytes(name)
@@ -392,10 +390,30 @@ def _write_file(
     )
 
 
+def _write_bucket(writer: Any, path: Path) -> int:  # noqa: ANN401 - pyarrow ships no types
+    """The number of its rows. A function of its own, so that one bucket at a time is held."""
+    table = _sorted_bucket(path)
+    writer.write_table(table)
+    return int(table.num_rows)
+
+
+def _bucket_schema(path: Path) -> pa.Schema:
+    with _opened_bucket(path) as reader:
+        schema = reader.schema
+    return schema.remove(schema.get_field_index(_RANK))
+
+
 def _sorted_bucket(path: Path) -> pa.Table:
+    with _opened_bucket(path) as reader:
+        table = reader.read_all()
+    return _by_rank(table).drop_columns([_RANK])
+
+
+@contextmanager
+def _opened_bucket(path: Path) -> Iterator[Any]:
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-            table = reader.read_all()
+            yield reader
     except (pa.ArrowInvalid, OSError) as error:
         # A killed process leaves whole buckets beside their marker; a machine that goes down may
         # not.
@@ -403,7 +421,6 @@ def _sorted_bucket(path: Path) -> pa.Table:
             f"{path}: cannot be read: {error}; remove {path.parent} and what is in the "
             f"destination to begin again"
         ) from None
-    return _by_rank(table).drop_columns([_RANK])
 
 
 def _read_journal(scratch: Path, store: Store) -> list[ExportedFile]:
