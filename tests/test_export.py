@@ -383,8 +383,9 @@ def test_card_tells_the_launches_of_the_manifest_and_the_rows(run: Folder, tmp_p
 
 
 def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> None:
-    exported(run, tmp_path / "d", "--split", "train=0.9999999", "--split", "rare=0.0000001")
-    assert set(loaded(tmp_path / "d", tmp_path / "cache")) == {"train"}
+    # YAML takes a bare `on` for a truth value.
+    exported(run, tmp_path / "d", "--split", "on=0.9999999", "--split", "rare=0.0000001")
+    assert set(loaded(tmp_path / "d", tmp_path / "cache")) == {"on"}
 
 
 # -- refusals
