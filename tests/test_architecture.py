@@ -47,7 +47,7 @@ FLOORS = (
     ("pipeline.run_query", "pipeline.metered_engine"),
     ("pipeline.live_estimate",),
     ("pipeline.live_eta",),
-    ("pipeline.object_store", "pipeline.export_rows"),
+    ("pipeline.object_store", "pipeline.export_rows", "pipeline.export_launches"),
     ("pipeline.export_index",),
     ("pipeline.export", "pipeline.export_card", "pipeline.hub"),
     ("pipeline.report_sources", "pipeline.time_chart", "pipeline.run_series"),
