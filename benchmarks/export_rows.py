@@ -1,14 +1,21 @@
 """Time and memory of an export.
 
-usage: python -m benchmarks.export_rows [--rows N] [--row-bytes N] [--format F] [--folder DIR]
+usage: python -m benchmarks.export_rows [--rows N] [--row-bytes N] [--format F,F] [--folder DIR]
 
 Writes a finished run of N rows of so many bytes in parts of 500, whose texts come again after
-10,000 rows and whose order is not the input's, and exports it in a process apart.
+10,000 rows and whose order is not the input's, and exports it once for each format in a process
+apart. Token ids spell the text in a byte-level vocabulary that is written beside the run:
+`tokens` leaves it out, `checked-tokens` holds each row's ids against its text with it.
+
+100,000 rows of 10 KB take some 4 GB of disk and two minutes, most of them to write the run; 900,000
+(`--rows 900000`) nine times that. `--folder` keeps the run for the next time.
 """
 
 import argparse
 import contextlib
 import random
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +25,7 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import checkpoint
 from pipeline.intake import schema_from_text
@@ -30,15 +38,20 @@ from schemas.prompt import Message, SamplingParams, content_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 _PART_ROWS, _DIFFERENT_PARTS = 500, 20
+_LETTERS = "abcdefghijklmnop"
+_FORMATS = ("messages", "conversations", "rows", "tokens", "checked-tokens")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=900_000)
+    parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--row-bytes", type=int, default=10_000)
-    parser.add_argument("--format", default="messages")
+    parser.add_argument("--format", default="messages,tokens,checked-tokens")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args(argv)
+    formats = arguments.format.split(",")
+    if unknown := set(formats) - set(_FORMATS):
+        parser.error(f"--format: unknown {min(unknown)!r}; known: {', '.join(_FORMATS)}")
     with contextlib.ExitStack() as stack:
         root = arguments.folder
         if root is None:
@@ -49,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         if not folder.exists(checkpoint.RUN_FILE):
             write_run(folder, arguments.rows, arguments.row_bytes)
         print(f"run written in {time.monotonic() - started_s:.0f} s")
-        measure(folder, root / "data-set", arguments.format)
+        for format_ in formats:
+            measure(folder, root / "data-set", format_, arguments.rows)
+            shutil.rmtree(root / "data-set", ignore_errors=True)
     return 0
 
 
@@ -74,12 +89,11 @@ def write_run(folder: Folder, num_rows: int, row_bytes: int) -> None:
         log=lambda line: None,
     )
     chance = random.Random(1)  # noqa: S311 - words, no secrets
-    words = [
-        "".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(5000)
-    ]
-    models = [
+    words = ["".join(chance.choices(_LETTERS, k=chance.randint(2, 9))) for _ in range(5000)]
+    vocabulary = write_tokenizer(folder.root.parent / "model", words)
+    tables = [
         checkpoint.completion_table(
-            [completion(n, row_bytes, words, chance) for n in range(_PART_ROWS)],
+            [completion(n, row_bytes, words, vocabulary, chance) for n in range(_PART_ROWS)],
             schema_from_text(prepared.plan.carried_schema),
         )
         for _ in range(_DIFFERENT_PARTS)
@@ -88,7 +102,7 @@ def write_run(folder: Folder, num_rows: int, row_bytes: int) -> None:
     chance.shuffle(starts)
     for start in starts:
         write_part(
-            folder, prepared, chance.choice(models), start, min(start + _PART_ROWS, num_rows)
+            folder, prepared, chance.choice(tables), start, min(start + _PART_ROWS, num_rows)
         )
 
 
@@ -111,28 +125,52 @@ def write_part(folder: Folder, prepared: Prepared, model: pa.Table, start: int, 
     folder.append_line(checkpoint.MANIFEST_FILE, event_line("part", part))
 
 
-def completion(number: int, row_bytes: int, words: list[str], chance: random.Random) -> Completion:
-    """A row whose conversation is of so many bytes; its token ids come on top."""
-    text = " ".join(chance.choices(words, k=row_bytes // 6))[:row_bytes]
+def pieces(word: str) -> list[str]:
+    """A word with the space before it as tokens, 3.7 bytes each on average."""
+    return [f"\u0120{word}"] if len(word) <= 3 else [f"\u0120{word[:3]}", word[3:]]
+
+
+def write_tokenizer(model: Path, words: list[str]) -> dict[str, int]:
+    """A byte-level vocabulary of the words' pieces, as `tokenizer.json`."""
+    known = [*pre_tokenizers.ByteLevel.alphabet(), *(p for word in words for p in pieces(word))]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(known))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    model.mkdir(exist_ok=True)
+    tokenizer.save(str(model / "tokenizer.json"))
+    return vocabulary
+
+
+def completion(
+    number: int, row_bytes: int, words: list[str], vocabulary: dict[str, int], chance: random.Random
+) -> Completion:
+    """A row whose conversation is of about so many bytes; its token ids come on top."""
+    # A word and its space take 6.5 bytes on average.
+    chosen = chance.choices(words, k=row_bytes * 2 // 13)
+    cut = len(chosen) * 3 // 4
+    reasoning_text, answer_text = " ".join(chosen[:cut]), " ".join(chosen[cut:])
+    reasoning, answer = (
+        [vocabulary[piece] for word in some for piece in pieces(word)]
+        for some in (chosen[:cut], chosen[cut:])
+    )
     question = Message(role="user", content=f"Question {number}?")
-    cut = row_bytes * 3 // 4
     turn = Turn(
-        reasoning_text=text[:cut],
-        answer_text=text[cut:],
+        reasoning_text=reasoning_text,
+        answer_text=answer_text,
         finish_reason="stop",
         prompt_tokens=10,
-        completion_tokens=row_bytes // 4,
-        reasoning_tokens=row_bytes * 3 // 16,
+        completion_tokens=len(reasoning) + len(answer),
+        reasoning_tokens=len(reasoning),
         prompt_token_ids=tuple(range(10)),
-        completion_token_ids=tuple(chance.choices(range(150_000), k=row_bytes // 4)),
+        completion_token_ids=(*reasoning, *answer),
         generation_boundary=10,
         duration_s=1.0,
     )
-    answer = Message(role="assistant", content=text[cut:], reasoning_content=text[:cut])
+    said = Message(role="assistant", content=answer_text, reasoning_content=reasoning_text)
     return Completion(
         row_id=f"row-{number:08d}",
         sample_index=0,
-        messages=(question, answer),
+        messages=(question, said),
         turns=(turn,),
         status="ok",
         finish_reason="stop",
@@ -142,6 +180,7 @@ def completion(number: int, row_bytes: int, words: list[str], chance: random.Ran
         thinking=True,
         engine="sglang",
         engine_release="0.5.23",
+        plan="--tp-size 1",
         sampling=_SAMPLING,
         attempt=1,
         flags=("looping",) if number % 50 == 0 else (),
@@ -166,29 +205,32 @@ _SAMPLING = SamplingParams(
 )
 
 
-def measure(folder: Folder, dest: Path, format_: str) -> None:
+def measure(folder: Folder, dest: Path, format_: str, num_rows: int) -> None:
     command = [sys.executable, "-m", "jobs.export", str(folder.root), "--to", str(dest)]
-    command += [
-        "--format",
-        format_,
-        "--shuffle",
-        "1",
-        "--split",
-        "train=0.98",
-        "--split",
-        "test=0.02",
-    ]
-    started_s = time.monotonic()
+    command += ["--format", format_.removeprefix("checked-"), "--shuffle", "1"]
+    command += ["--split", "train=0.98", "--split", "test=0.02"]
+    if format_.startswith("checked-"):
+        command += ["--tokenizer", str(folder.root.parent / "model")]
+    started_s, cpu_s = time.monotonic(), _cpu_s_of_ended()
     process = subprocess.Popen(command, cwd=ROOT)  # noqa: S603 - our own command
     peak = [0]
     thread = threading.Thread(target=_watch, args=(process.pid, peak))
     thread.start()
     code = process.wait()
     thread.join()
+    took_s = time.monotonic() - started_s
     print(
-        f"exit {code} after {time.monotonic() - started_s:.0f} s, peak memory "
-        f"{peak[0] / 2**20:,.0f} MiB"
+        f"{format_}: exit {code} after {took_s:.0f} s, {num_rows / took_s:,.0f} rows/s, "
+        f"{_cpu_s_of_ended() - cpu_s:.0f} s of CPU, "
+        f"peak memory {peak[0] / 2**20:,.0f} MiB",
+        flush=True,
     )
+
+
+def _cpu_s_of_ended() -> float:
+    """Of all processes that were started here: a busy machine alters it less than the time."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _watch(pid: int, peak: list[int]) -> None:

@@ -1,11 +1,74 @@
-"""The canary's findings as a table for people and as JSON."""
+"""What the canary of a run found, from its output folder alone: as a table or as JSON.
 
+usage: python -m jobs.canary FOLDER [--json]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from pipeline.canary import MEAN_TOKENS, Excess
-from pipeline.diagnosis import Diagnosis, Example
+from jobs.telling import tell, unreadable
+from pipeline.canary import MEAN_TOKENS, Excess, excesses, tally_of
+from pipeline.checkpoint import read_manifest, rows_of
+from pipeline.diagnosis import Diagnosis, Example, diagnosis
+from pipeline.errors import ConfigError
+from pipeline.report_sources import RUN_FILE_COPY, read_run_file_copy
+from pipeline.status import check_has_begun, check_has_run
+from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
+from schemas.config import RunFile
 
 _BELOW = " " * 11
+_COLUMNS = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
+_OVER_LIMITS = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 2 when the folder holds no canary, 3 when its rows are over the limits."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.canary", description="What the canary of a run found, from its files."
+    )
+    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    try:
+        return _show(open_folder(arguments.folder), in_json=arguments.json)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(unreadable(arguments.folder, error), file=sys.stderr)
+        return 2
+
+
+def _show(folder: Folder, *, in_json: bool) -> int:
+    check_has_run(folder)
+    manifest, config = read_manifest(folder), read_run_file_copy(folder)
+    check_has_begun(folder, manifest)
+    event = manifest.canary
+    if event is None:
+        raise ConfigError(
+            f"{folder.where}: no canary has run here: quality.canary_rows says of how many rows"
+        )
+    if config is None:
+        raise ConfigError(f"{folder.where}: the limits are not known: no readable {RUN_FILE_COPY}")
+    found = findings(folder, config)
+    is_over = event.verdict in ("begun", "failed") and bool(found.excesses)
+    if in_json:
+        tell(json.dumps({"verdict": event.verdict, **as_json(found)}, indent=1, ensure_ascii=False))
+    else:
+        tell(text(found) if is_over else f"canary     {event.verdict}, {found.num_rows:,} rows")
+    return _OVER_LIMITS if is_over else 0
+
+
+def findings(folder: Folder, config: RunFile, over: Sequence[Excess] = ()) -> Diagnosis:
+    """Of the canary's published rows; `over` are its excesses, where they are known already."""
+    parts = read_manifest(folder).canary_parts
+    tally = tally_of(parts)
+    over = over or excesses(tally, config, num_rows=tally.num_rows)
+    return diagnosis(over, rows_of(folder, [part.name for part in parts], _COLUMNS), config)
 
 
 def as_json(found: Diagnosis) -> dict[str, object]:
@@ -42,3 +105,7 @@ def _example(name: str, example: Example) -> list[str]:
         f"{_BELOW}thinking: {example.reasoning!r}",
         f"{_BELOW}answer:   {example.answer!r}",
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

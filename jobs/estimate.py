@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.telling import tell
-from pipeline.errors import PipelineError, PlanError
+from jobs.telling import tell, unreadable
+from pipeline.errors import ConfigError, PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
@@ -348,11 +348,12 @@ def _updated(options: argparse.Namespace) -> str:
                 f"--{name.replace('_', '-')}: not with --update-from, which reads the run's own "
                 f"files; python -m jobs.report writes its page"
             )
-    update = folder_update(
-        open_folder(options.update_from),
-        today=datetime.now(UTC).date(),
-        hardware=_hardware_of_the_run(options),
-    )
+    hardware = _hardware_of_the_run(options)
+    try:
+        folder = open_folder(options.update_from)
+        update = folder_update(folder, today=datetime.now(UTC).date(), hardware=hardware)
+    except OSError as error:
+        raise ConfigError(unreadable(options.update_from, error)) from None
     return json.dumps(update_json(update), indent=1) if options.json else update_text(update)
 
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from pipeline.storage import Folder
 
 _MIB = 2**20
+_REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
+    "messages": ("apart", "inline", "drop"),
+    "conversations": ("inline", "drop"),
+    "tokens": (),
+    "rows": (),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,11 +102,17 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
     checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
-    parts = tuple(checkpoint.read_manifest(folder).parts.values())
+    manifest = checkpoint.read_manifest(folder)
+    parts = tuple(manifest.parts.values())
     options = _with_policy(options, arguments.drop, run)
     decode = None
     if options.format == "tokens":
         decode = model_text_decoder(options.tokenizer or str(run.identity.settings["model"]))
+        if decode is None and options.tokenizer is not None:
+            raise ConfigError(
+                f"--tokenizer {options.tokenizer}: found no tokenizer.json there, nor in the hub's "
+                f"cache on this machine"
+            )
         if decode is None:
             _log("event=warning no tokenizer is at hand: token ids are not held against the text")
     store = open_store(arguments.to)
@@ -123,7 +135,8 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         log=_log,
     )
     if store.size_bytes("export.json") is None:
-        commit(store, record, card(run, record, options, row_facts(folder, parts)), scratch)
+        facts = row_facts(folder, parts)
+        commit(store, record, card(run, record, options, facts, manifest.engines), scratch)
     if arguments.push_to_hub:
         push(store, arguments.push_to_hub, log=_log)
     return record
@@ -160,6 +173,12 @@ def _input_ids(folder: "Folder") -> "Iterator[Any]":
 def _options(arguments: argparse.Namespace) -> ExportOptions:
     if arguments.file_mib < 1:
         raise ConfigError(f"--file-mib: found {arguments.file_mib}; expected 1 or more")
+    places = _REASONING_PLACES[arguments.format]
+    if arguments.reasoning is not None and arguments.reasoning not in places:
+        raise ConfigError(
+            f"--reasoning {arguments.reasoning}: does not go with --format {arguments.format}; "
+            f"expected {' or '.join(places) or 'none'}"
+        )
     return ExportOptions(
         format=arguments.format,
         reasoning=arguments.reasoning,

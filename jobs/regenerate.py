@@ -49,6 +49,7 @@ _EXAMPLE_CHARACTERS = 240
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PLAIN_PROGRESS_S = 10.0
 _RATE_WINDOW_S = 60.0
+_WORSE_THAN_LIMITS = "the first rows are worse than the limits"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -271,22 +272,26 @@ def _generate(
         f"event=session rows={session.rows_total} done={session.rows_done} "
         f"folder={prepared.plan.root}"
     )
-    if prepared.excesses:
-        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
-    if session.rows_done == session.rows_total:
-        _log("event=nothing_to_do every row of the input is published")
-        return _finish(folder, session, arguments, wall_s=0.0, causes=[])
-    eta = LiveEta(
-        folder=folder,
-        config=prepared.plan.config,
-        today=datetime.now(UTC).date(),
-    )
     observer = Observer(
         folder=folder,
         run_id=prepared.plan.run_id,
         clock=time.time,
         log=_log,
         webhook=webhook_of(prepared.plan.config.events, _log),
+        rows=(session.rows_done, session.rows_total),
+    )
+    if prepared.excesses:
+        observer.hear([f"event=canary_failed rows={_num_canary_rows(folder)}"])
+        observer.finish("failed", _WORSE_THAN_LIMITS)
+        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
+    if session.rows_done == session.rows_total:
+        _log("event=nothing_to_do every row of the input is published")
+        observer.finish_without_work()
+        return _finish(folder, session, arguments, wall_s=0.0, causes=[])
+    eta = LiveEta(
+        folder=folder,
+        config=prepared.plan.config,
+        today=datetime.now(UTC).date(),
     )
     watching = observer.watching(prepared.plan.config)
     held = open_cluster(prepared.plan, bytes(prepared.row_states))
@@ -299,7 +304,7 @@ def _generate(
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
         if ending == "bad_canary":
-            observer.finish("failed", "the first rows are worse than the limits")
+            observer.finish("failed", _WORSE_THAN_LIMITS)
         else:
             causes = dict.fromkeys(cluster.causes) if ending == "failed" else ()
             observer.finish(ending, "; ".join(causes))
@@ -323,18 +328,15 @@ def _both(first: "Show", second: "Show") -> "Show":
     return show
 
 
+def _num_canary_rows(folder: "Folder") -> int:
+    from pipeline.checkpoint import read_manifest
+
+    return sum(part.num_rows for part in read_manifest(folder).canary_parts)
+
+
 def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
     """Print what the canary found; the rows that it wrote stay."""
-    from pipeline.canary import excesses, tally_of
-    from pipeline.checkpoint import read_manifest, rows_of
-    from pipeline.diagnosis import diagnosis
-
-    parts, config = read_manifest(folder).canary_parts, prepared.plan.config
-    tally = tally_of(parts)
-    over = excesses(tally, config, num_rows=tally.num_rows)
-    columns = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
-    rows = rows_of(folder, [part.name for part in parts], columns)
-    found = diagnosis(prepared.excesses or over, rows, config)
+    found = canary_findings.findings(folder, prepared.plan.config, prepared.excesses)
     if as_json:
         print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
     else:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from jobs.telling import tell
+from jobs.telling import tell, unreadable
 from pipeline.errors import ConfigError
 from pipeline.observer import REPORT_FILE
 from pipeline.report import report_json, run_report
@@ -18,7 +18,7 @@ from pipeline.store_folder import open_folder
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 when the folder holds no run or the page cannot be written."""
+    """Exit status: 0, or 2 when the folder holds no run, or a file cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="python -m jobs.report", description="The report of a run, from its files alone."
     )
@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
         report = run_report(folder, now_s=time.time())
     except ConfigError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(unreadable(arguments.folder, error), file=sys.stderr)
         return 2
     if arguments.json:
         tell(json.dumps(report_json(report), indent=1))

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from jobs.telling import tell
+from jobs.telling import tell, unreadable
 from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.planner.update_output import time_left
@@ -28,7 +28,7 @@ _WATCH_SHARE = 10
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 2 when the folder holds no run, 130 when a watch was interrupted."""
+    """Exit status: 0, 2 when the folder holds no readable run, 130 when a watch was interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m jobs.status", description="How far a run is, from its files alone."
     )
@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         return _watch(folder, arguments) if arguments.watch else _show_once(folder, arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(unreadable(arguments.folder, error), file=sys.stderr)
         return 2
 
 

@@ -1,4 +1,4 @@
-"""What a command prints as its answer."""
+"""What a command prints as its answer, and as its one line where there is none."""
 
 import os
 import sys
@@ -11,3 +11,8 @@ def tell(text: str) -> None:
     except BrokenPipeError:
         # What is left in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def unreadable(where: str, error: OSError) -> str:
+    """The line for a file of a run that the system does not hand out."""
+    return f"{error.filename or where}: cannot be read: {error.strerror or error}"

@@ -5,17 +5,19 @@ read back to make sure. Rows are sorted by scattering them over buckets on the l
 small enough to be sorted in memory, and gathering the buckets in order. A broken-off export goes on
 where it was: scattered buckets and finished files stay, and `export.json` comes last.
 
-Memory holds an index of some 150 bytes a row, one bucket, and a batch of rows.
+Memory holds an index of some 150 bytes a row, one bucket or one heap of rows, and a batch.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,25 @@ from schemas.manifest import Part
 
 RECORD_FILE, DROPPED_FILE = "export.json", "dropped.jsonl"
 
+_TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")
+# What a store leaves behind of a file whose writer was killed.
+
 _BUCKET_BYTES = 32 * 2**20
-# Of rows as read; sorting holds a bucket two or three times.
+# Of rows as they go out; sorting holds a bucket two or three times.
+_HEAP_BYTES = 32 * 2**20
+# Of rows that are dealt out to the buckets together, so that each gets a few at once; held three
+# times while they are sorted.
+_SAMPLED_PARTS, _SAMPLED_ROWS = 64, 64
+# Parts, and rows of each, that tell how many bytes a row takes.
 _MOST_OPEN_BUCKETS = 400
 # A writer each; of the 1,024 files that a process may have open by default.
-_BATCH_ROWS = 256
+_BATCH_ROWS, _BATCH_BYTES = 256, 32 * 2**20
+# Read at once, whichever is less.
 _READ_BUFFER_BYTES = 2**20
-_RANK = "rank"
+_SCRATCH_FORMAT = 2
+# What another release has begun is not gone on with.
+_RANK = "__export_rank__"
+# Beside kept columns, which bear any name; not in the files.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +88,26 @@ def export(
     fingerprint = _fingerprint(run_id, parts, options)
     standing = _standing_record(store, fingerprint)
     if standing is not None:
+        # An end between the record and this leaves it behind.
+        shutil.rmtree(scratch, ignore_errors=True)
         log("event=nothing_to_do this export is whole already")
         return standing
     _prepare(scratch, store, fingerprint)
     index = index_rows(folder, parts, input_ids, options)
     log(f"event=indexed rows={index.num_rows} dropped={json.dumps(index.dropped())}")
-    buckets = _buckets(index, folder, options, set(form.columns))
+    bytes_per_row = _bytes_per_row(index, folder, form)
+    buckets = _buckets(index, options, bytes_per_row)
+    batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // bytes_per_row))
     files = _read_journal(scratch, store)
     for group in _groups(buckets):
-        _scatter(folder, index, buckets, group, form, scratch, log)
-        files = _gather(group, files, store, scratch, options, log)
+        filled = _scatter(folder, index, group, form, batch_rows, scratch)
+        log(f"event=scattered buckets={group[-1].number + 1} of={len(buckets)}")
+        files = _gather(filled, files, store, scratch, options, log)
     if not files:
         shutil.rmtree(scratch, ignore_errors=True)
         reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(index.dropped().items()))
         raise ConfigError(f"{folder.where}: no row is left to export; dropped: {reasons or 'none'}")
-    _check_written(index, files, store)
+    _check_written(index, files, store, form, scratch)
     record = ExportRecord(
         fingerprint=fingerprint,
         run_id=run_id,
@@ -137,10 +156,12 @@ def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
     Raises ConfigError for a destination that holds files which this export has not written.
     """
     name, found = scratch / "fingerprint", store.names()
-    if name.exists() and name.read_text() == fingerprint:
+    begun = f"{fingerprint} {_SCRATCH_FORMAT}"
+    if name.exists() and name.read_text() == begun:
         written = {file.name for file in _read_journal(scratch, store)}
         for half in found:
-            if half.startswith("data/") and half not in written:
+            is_file_of_rows = half.startswith("data/") and half not in written
+            if is_file_of_rows or _TEMPORARY.fullmatch(half):
                 store.remove(half)
         return
     if found:
@@ -150,19 +171,14 @@ def _prepare(scratch: Path, store: Store, fingerprint: str) -> None:
         )
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    _write_synced(name, fingerprint)
+    _write_synced(name, begun)
 
 
 # -- buckets
 
 
-def _buckets(
-    index: Index, folder: Folder, options: ExportOptions, columns: set[str]
-) -> list[Bucket]:
+def _buckets(index: Index, options: ExportOptions, bytes_per_row: int) -> list[Bucket]:
     """Cut each split's ranks into runs of about `_BUCKET_BYTES`."""
-    sample = index.parts[:: max(1, len(index.parts) // 64)]
-    raw_bytes = sum(_raw_bytes(folder, part, columns) for part in sample)
-    bytes_per_row = max(1, raw_bytes // max(1, sum(part.num_rows for part in sample)))
     rows_per_bucket = max(1, min(_BUCKET_BYTES, options.file_bytes) // bytes_per_row)
     buckets: list[Bucket] = []
     for number, (split, _) in enumerate(options.splits):
@@ -175,20 +191,20 @@ def _buckets(
     return buckets
 
 
-def _raw_bytes(folder: Folder, part: Part, columns: set[str]) -> int:
-    """Of the columns that go out, as they are before compression."""
-    with opened_parquet(folder, f"{DATA}/{part.name}") as file:
-        metadata = file.metadata
-    chunks = (
-        metadata.row_group(group).column(column)
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    )
-    return sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if chunk.path_in_schema.partition(".")[0] in columns
-    )
+def _bytes_per_row(index: Index, folder: Folder, form: RowForm) -> int:
+    """Of kept rows in the form in which they go out, by the first rows of some parts."""
+    unchecked, first_row, num_bytes, num_rows = replace(form, decode=None), 0, 0, 0
+    step = max(1, len(index.parts) // _SAMPLED_PARTS)
+    for number, part in enumerate(index.parts):
+        if number % step == 0:
+            batch = next(_part_batches(folder, part, form, _SAMPLED_ROWS), None)
+            places = range(batch.num_rows) if batch else ()
+            kept = [place for place in places if index.reasons[first_row + place] == KEPT]
+            if batch is not None and kept:
+                num_bytes += unchecked.convert(batch.take(pa.array(kept, pa.int32())))[0].nbytes
+                num_rows += len(kept)
+        first_row += part.num_rows
+    return max(1, num_bytes // max(1, num_rows))
 
 
 def _groups(buckets: list[Bucket]) -> list[list[Bucket]]:
@@ -200,23 +216,22 @@ def _groups(buckets: list[Bucket]) -> list[list[Bucket]]:
 def _scatter(
     folder: Folder,
     index: Index,
-    buckets: list[Bucket],
     group: list[Bucket],
     form: RowForm,
+    batch_rows: int,
     scratch: Path,
-    log: Callable[[str], None],
-) -> None:
-    """Write the group's rows to its buckets, once: a marker says that they are all there.
+) -> list[Bucket]:
+    """Write the group's rows to its buckets, once, and return those that got any.
 
-    The marker holds the rows that could not be put in form.
+    A marker says that they are all there; it holds the rows that could not be put in form.
     """
     marker = scratch / f"scattered-{group[0].number:06d}.json"
     if marker.exists():
-        for row, reason in json.loads(marker.read_text()):
+        kept = json.loads(marker.read_text())
+        for row, reason in kept["left_out"]:
             index.drop(row, reason)
-        return
-    starts = array("q", [bucket.first_rank for bucket in group])
-    stop, left_out = group[-1].stop_rank, []
+        return [bucket for bucket in group if bucket.number in kept["filled"]]
+    left_out: list[tuple[int, str]] = []
     with ExitStack() as stack:
         writers: dict[int, Any] = {}
 
@@ -230,56 +245,90 @@ def _scatter(
                 )
             return writers[number]
 
-        for first_row, batch in _batches(folder, index.parts, form.columns):
-            chosen = [
-                place
-                for place in range(batch.num_rows)
-                if index.reasons[first_row + place] == KEPT
-                and starts[0] <= index.rank[first_row + place] < stop
-            ]
-            if not chosen:
-                continue
-            converted, faults = form.convert(batch.take(pa.array(chosen, pa.int32())))
-            left_out += [(first_row + chosen[place], reason) for place, reason in faults]
-            ranks = [index.rank[first_row + chosen[at]] for at in converted["at"].to_pylist()]
-            converted = converted.drop_columns(["at"])
-            converted = converted.append_column(_RANK, pa.array(ranks, pa.int64()))
-            for number, rows in _by_bucket(ranks, group):
-                writer(number, converted.schema).write_table(converted.take(rows))
+        for heap in _heaps(_converted(folder, index, group, form, batch_rows, left_out)):
+            for number, rows in _by_bucket(heap, group):
+                writer(number, rows.schema).write_table(rows)
     for row, reason in left_out:
         index.drop(row, reason)
-    _write_synced(marker, json.dumps(left_out))
-    log(f"event=scattered buckets={len(group)} of={len(buckets)}")
+    _write_synced(marker, json.dumps({"left_out": left_out, "filled": sorted(writers)}))
+    return [bucket for bucket in group if bucket.number in writers]
 
 
-def _by_bucket(ranks: list[int], group: list[Bucket]) -> Iterator[tuple[int, pa.Array]]:
-    """Bucket numbers with the places of their rows."""
-    rows_per_bucket = group[0].stop_rank - group[0].first_rank
-    places: dict[int, list[int]] = {}
-    for place, rank in enumerate(ranks):
-        # Buckets of one split are equally long but for the last, so that the guess is near.
-        number = min(len(group) - 1, (rank - group[0].first_rank) // rows_per_bucket)
-        while rank < group[number].first_rank:
-            number -= 1
-        while rank >= group[number].stop_rank:
-            number += 1
-        places.setdefault(group[number].number, []).append(place)
-    for number, found in places.items():
-        yield number, pa.array(found, pa.int32())
+def _converted(
+    folder: Folder,
+    index: Index,
+    group: list[Bucket],
+    form: RowForm,
+    batch_rows: int,
+    left_out: list[tuple[int, str]],
+) -> Iterator[pa.Table]:
+    """The group's rows as they go out, with their ranks; those that do not are noted."""
+    first_rank, stop_rank = group[0].first_rank, group[-1].stop_rank
+    for first_row, batch in _batches(folder, index.parts, form, batch_rows):
+        chosen = [
+            place
+            for place in range(batch.num_rows)
+            if index.reasons[first_row + place] == KEPT
+            and first_rank <= index.rank[first_row + place] < stop_rank
+        ]
+        if not chosen:
+            continue
+        if len(chosen) < batch.num_rows:
+            batch = batch.take(pa.array(chosen, pa.int32()))
+        converted, places, faults = form.convert(batch)
+        left_out += [(first_row + chosen[place], reason) for place, reason in faults]
+        ranks = [index.rank[first_row + chosen[place]] for place in places.to_pylist()]
+        yield converted.append_column(_RANK, pa.array(ranks, pa.int64()))
+
+
+def _heaps(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The tables' rows in heaps of about `_HEAP_BYTES`, by rank."""
+    held: list[pa.Table] = []
+    num_bytes = 0
+    for table in tables:
+        held.append(table)
+        num_bytes += table.nbytes
+        if num_bytes >= _HEAP_BYTES:
+            heap = _by_rank(pa.concat_tables(held))
+            held, num_bytes = [], 0
+            yield heap
+    if held:
+        yield _by_rank(pa.concat_tables(held))
+
+
+def _by_rank(table: pa.Table) -> pa.Table:
+    """The rows in the order in which they go out, the turns of a row in theirs."""
+    # A stable sort: the turns of a row have its rank, and come as they are.
+    order = pc.sort_indices(table[_RANK])
+    return table.combine_chunks().take(order)
+
+
+def _by_bucket(heap: pa.Table, group: list[Bucket]) -> Iterator[tuple[int, pa.Table]]:
+    """Bucket numbers with their rows of the heap."""
+    ranks = array("q", heap[_RANK].to_pylist())
+    for bucket in group:
+        start, stop = bisect_left(ranks, bucket.first_rank), bisect_left(ranks, bucket.stop_rank)
+        if start < stop:
+            yield bucket.number, heap.slice(start, stop - start)
 
 
 def _batches(
-    folder: Folder, parts: Sequence[Part], columns: list[str]
+    folder: Folder, parts: Sequence[Part], form: RowForm, batch_rows: int
 ) -> Iterator[tuple[int, pa.Table]]:
     """Every row of the parts in order, a few at a time, with the number of the first."""
     first_row = 0
     for part in parts:
-        name = f"{DATA}/{part.name}"
-        with opened_parquet(folder, name, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                table = pa.Table.from_batches([batch]).select(columns)
-                yield first_row, table.replace_schema_metadata(None)
-                first_row += batch.num_rows
+        for batch in _part_batches(folder, part, form, batch_rows):
+            yield first_row, batch
+            first_row += batch.num_rows
+
+
+def _part_batches(folder: Folder, part: Part, form: RowForm, num_rows: int) -> Iterator[pa.Table]:
+    name = f"{DATA}/{part.name}"
+    with opened_parquet(folder, name, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
+        for batch in file.iter_batches(num_rows, columns=form.read_columns):
+            table = pa.Table.from_batches([batch]).select(form.columns)
+            yield table.replace_schema_metadata(None)
 
 
 def _bucket_file(scratch: Path, number: int) -> Path:
@@ -290,7 +339,7 @@ def _bucket_file(scratch: Path, number: int) -> Path:
 
 
 def _gather(
-    group: list[Bucket],
+    filled: list[Bucket],
     files: list[ExportedFile],
     store: Store,
     scratch: Path,
@@ -299,12 +348,7 @@ def _gather(
 ) -> list[ExportedFile]:
     """Sort bucket after bucket into files; those of finished files are passed over."""
     done = {n for f in files for n in range(f.first_bucket, f.last_bucket + 1)}
-    # A bucket has no file where none of its rows could be put in form.
-    waiting = [
-        bucket
-        for bucket in group
-        if bucket.number not in done and _bucket_file(scratch, bucket.number).exists()
-    ]
+    waiting = [bucket for bucket in filled if bucket.number not in done]
     while waiting:
         split = waiting[0].split
         number = sum(file.split == split for file in files)
@@ -312,7 +356,8 @@ def _gather(
         file = _write_file(name, [b for b in waiting if b.split == split], store, scratch, options)
         waiting = [bucket for bucket in waiting if bucket.number > file.last_bucket]
         files = [*files, file]
-        _append_synced(scratch / "journal.jsonl", json.dumps(asdict(file)) + "\n")
+        lines = (json.dumps(asdict(file)) + "\n" for file in files)
+        _write_synced(scratch / "journal.jsonl", "".join(lines))
         for n in range(file.first_bucket, file.last_bucket + 1):
             _bucket_file(scratch, n).unlink(missing_ok=True)
         log(f"event=file_written name={name} rows={file.num_rows} bytes={file.size_bytes}")
@@ -324,17 +369,14 @@ def _write_file(
 ) -> ExportedFile:
     """One file from as many buckets as it takes to its size."""
     num_rows, last = 0, buckets[0]
-    first_table = _sorted_bucket(_bucket_file(scratch, last.number))
+    schema = _bucket_schema(_bucket_file(scratch, last.number))
     with (
         store.writing(name) as stream,
-        pq.ParquetWriter(stream, first_table.schema, compression="zstd") as writer,
+        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
     ):
         for bucket in buckets:
-            table = first_table
-            if bucket is not buckets[0]:
-                table = _sorted_bucket(_bucket_file(scratch, bucket.number))
-            writer.write_table(table)
-            num_rows, last = num_rows + table.num_rows, bucket
+            num_rows += _write_bucket(writer, _bucket_file(scratch, bucket.number))
+            last = bucket
             if stream.tell() >= options.file_bytes:
                 break
     size_bytes = store.size_bytes(name)
@@ -349,13 +391,37 @@ def _write_file(
     )
 
 
+def _write_bucket(writer: Any, path: Path) -> int:  # noqa: ANN401 - pyarrow ships no types
+    """The number of its rows. A function of its own, so that one bucket at a time is held."""
+    table = _sorted_bucket(path)
+    writer.write_table(table)
+    return int(table.num_rows)
+
+
+def _bucket_schema(path: Path) -> pa.Schema:
+    with _opened_bucket(path) as reader:
+        schema = reader.schema
+    return schema.remove(schema.get_field_index(_RANK))
+
+
 def _sorted_bucket(path: Path) -> pa.Table:
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+    with _opened_bucket(path) as reader:
         table = reader.read_all()
-    by = [(_RANK, "ascending")]
-    by += [("turn_index", "ascending")] if "turn_index" in table.column_names else []
-    order = pc.sort_indices(table.select([name for name, _ in by]), sort_keys=by)
-    return table.drop_columns([_RANK]).combine_chunks().take(order)
+    return _by_rank(table).drop_columns([_RANK])
+
+
+@contextmanager
+def _opened_bucket(path: Path) -> Iterator[Any]:
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+            yield reader
+    except (pa.ArrowInvalid, OSError) as error:
+        # A killed process leaves whole buckets beside their marker; a machine that goes down may
+        # not.
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; remove {path.parent} and what is in the "
+            f"destination to begin again"
+        ) from None
 
 
 def _read_journal(scratch: Path, store: Store) -> list[ExportedFile]:
@@ -368,8 +434,8 @@ def _read_journal(scratch: Path, store: Store) -> list[ExportedFile]:
     gone = [file.name for file in files if store.size_bytes(file.name) != file.size_bytes]
     if gone:
         raise ConfigError(
-            f"{store.where}: {gone[0]} is not as this export wrote it; remove {scratch} to begin "
-            f"again"
+            f"{store.where}: {gone[0]} is not as this export wrote it; "
+            f"{_begin_again(store, scratch)}"
         )
     return files
 
@@ -391,26 +457,34 @@ def _append_synced(path: Path, text: str) -> None:
 # -- the proof
 
 
-def _check_written(index: Index, files: list[ExportedFile], store: Store) -> None:
+def _check_written(
+    index: Index, files: list[ExportedFile], store: Store, form: RowForm, scratch: Path
+) -> None:
     """Every kept row stands in the files once, in its place, and nothing else does."""
     expected = index.kept_keys()
     for file in files:
-        for key in _written_keys(store, file):
+        for key in _written_keys(store, file, form):
             wanted = next(expected, None)
             if wanted != key:
                 raise ConfigError(
-                    f"{store.where}: {file.name} holds row {key} where {wanted} belongs: the "
-                    f"export is not what was published"
+                    f"{store.where}: {file.name} holds row {key} where {wanted} belongs; "
+                    f"{_begin_again(store, scratch)}"
                 )
     missing = next(expected, None)
     if missing is not None:
-        raise ConfigError(f"{store.where}: row {missing} was not written")
+        raise ConfigError(
+            f"{store.where}: row {missing} was not written; {_begin_again(store, scratch)}"
+        )
 
 
-def _written_keys(store: Store, file: ExportedFile) -> Iterator[tuple[str, int]]:
+def _begin_again(store: Store, scratch: Path) -> str:
+    return f"remove {store.where} and {scratch} to begin again"
+
+
+def _written_keys(store: Store, file: ExportedFile, form: RowForm) -> Iterator[tuple[str, int]]:
     """As read back; the turns of a row, one behind the other, count once."""
+    has_turns = form.format == "tokens"
     with store.open_input(file.name) as stream, pq.ParquetFile(stream) as parquet:
-        has_turns = "turn_index" in parquet.schema_arrow.names
         columns = [*KEY_COLUMNS, *(["turn_index"] if has_turns else [])]
         for batch in parquet.iter_batches(4096, columns=columns):
             for row in batch.to_pylist():

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.checkpoint import DATA
+from pipeline.export_launches import Launch, launch_lines
 from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.export import ExportOptions, ExportRecord
-from schemas.manifest import Part, RunRecord
+from schemas.manifest import EngineRun, Part, RunRecord
 
-_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
-_LARGER = "1M<n<10M"
+_SIZES = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+)
+_LARGER = "10M<n<100M"
 _LENGTH_COLUMNS = ("completion_tokens", "reasoning_tokens")
 
 
@@ -21,7 +28,7 @@ class RowFacts:
     """Counts over all published rows; a length takes one entry however many rows have it."""
 
     flags: Counter[str] = field(default_factory=Counter)
-    engines: Counter[str] = field(default_factory=Counter)
+    launches: Counter[Launch] = field(default_factory=Counter)
     finishes: Counter[str] = field(default_factory=Counter)
     lengths: dict[str, Counter[int]] = field(
         default_factory=lambda: {name: Counter() for name in _LENGTH_COLUMNS}
@@ -30,7 +37,7 @@ class RowFacts:
 
 def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
     facts = RowFacts()
-    columns = ["flags", "finish_reason", "engine", "engine_release"]
+    columns = ["flags", "finish_reason", "engine", "engine_release", "plan"]
     columns += [f"turns.list.element.{name}" for name in _LENGTH_COLUMNS]
     for part in parts:
         with opened_parquet(folder, f"{DATA}/{part.name}") as file:
@@ -38,7 +45,8 @@ def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
         for row in table.to_pylist():
             facts.flags.update(row["flags"])
             facts.finishes[row["finish_reason"] or "error"] += 1
-            facts.engines[row["engine_release"] or row["engine"]] += 1
+            launch = Launch(engine=row["engine"], release=row["engine_release"], plan=row["plan"])
+            facts.launches[launch] += 1
             for turn in row["turns"]:
                 for name in _LENGTH_COLUMNS:
                     if turn[name] is not None:
@@ -46,7 +54,13 @@ def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
     return facts
 
 
-def card(run: RunRecord, record: ExportRecord, options: ExportOptions, facts: RowFacts) -> str:
+def card(
+    run: RunRecord,
+    record: ExportRecord,
+    options: ExportOptions,
+    facts: RowFacts,
+    engines: Iterable[EngineRun],
+) -> str:
     settings = run.identity.settings
     return "\n".join(
         [
@@ -63,8 +77,9 @@ def card(run: RunRecord, record: ExportRecord, options: ExportOptions, facts: Ro
             *_table("Left out because of | rows", sorted(record.dropped.items())),
             *_table("Flag (of all generated rows) | rows", facts.flags.most_common()),
             *_table("Ended with | rows", facts.finishes.most_common()),
-            *_table("Engine release | rows", facts.engines.most_common()),
+            *_table("Engine release | rows", _releases(facts).most_common()),
             *_lengths(facts),
+            *launch_lines(str(settings.get("model")), facts.launches, engines),
             "## How it was made",
             "",
             *(f"- `{name}`: `{json.dumps(value)}`" for name, value in settings.items()),
@@ -84,7 +99,8 @@ def _header(record: ExportRecord, options: ExportOptions) -> list[str]:
         line
         for split, _ in options.splits
         if split in present
-        for line in (f"  - split: {split}", f"    path: data/{split}-*.parquet")
+        # In quotes: YAML takes a bare `no` or `on` for a truth value.
+        for line in (f'  - split: "{split}"', f"    path: data/{split}-*.parquet")
     ]
     return [
         "---",
@@ -105,6 +121,13 @@ def _split_rows(record: ExportRecord, options: ExportOptions) -> list[tuple[str,
     for file in record.files:
         rows[file.split] += file.num_rows
     return [(split, rows[split]) for split, _ in options.splits]
+
+
+def _releases(facts: RowFacts) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    for launch, count in facts.launches.items():
+        rows[launch.release or launch.engine] += count
+    return rows
 
 
 def _table(head: str, rows: Sequence[tuple[str, int]]) -> list[str]:

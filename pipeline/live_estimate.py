@@ -18,6 +18,7 @@ from pipeline.planner.run_estimate import PricedGroup, rated_group
 from pipeline.planner.run_update import DryRun, NoDryRun, Seen, run_update
 from pipeline.run_lengths import InputSize, expected_lengths, frozen_size, stated_prompts
 from pipeline.run_query import configured_group, estimate_query
+from pipeline.status import check_has_begun, check_has_run
 from pipeline.storage import Folder
 from schemas.config import RunFile, run_file_of
 from schemas.estimate import Price, RunUpdate
@@ -54,8 +55,7 @@ def folder_update(
 
     Raises ConfigError for a folder without a run or without readings.
     """
-    if checkpoint.read_run(folder) is None:
-        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+    check_has_run(folder)
     log = read_live_log(folder)
     if log is None or not log.readings:
         raise ConfigError(
@@ -63,6 +63,7 @@ def folder_update(
             "first request"
         )
     manifest = checkpoint.read_manifest(folder)
+    check_has_begun(folder, manifest)
     session = manifest.sessions[-1]
     rows = RowCounts(
         rows_total=session.rows_total,

@@ -1,13 +1,19 @@
 """Whether a text repeats itself without end. Pure, and linear in the text's length.
 
-Three signs, each of which is enough: the text ends in one stretch over and over; a window of it has
-few sequences of words that are unlike each other; most of its sentences stood there before.
-Tables and closed blocks of code repeat themselves by nature: only the first sign counts there.
-A loop that counts its rounds (attempt 1, attempt 2) passes: lists of figures look the same.
+Three signs, each of which is enough: the text ends in one stretch over and over, numbers of list
+items aside; a window of it has few sequences of words that are unlike each other; most of its
+sentences stood there before. Tables and closed blocks of code repeat themselves by nature: only the
+first sign counts there.
+
+Of a text that was cut there is a fourth: it ends in sentences that say the same round after round,
+but for a count of the rounds (attempt 1, attempt 2). Data has the same frame, but its figures tell
+something: they jump, fall, have decimals or move apart, and few words stand between them. A round
+that is counted in words, or whose figures change, passes: a search by trial looks the same.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.quality_config import LoopingConfig
 
@@ -22,15 +28,34 @@ _MIN_SENTENCES = 8
 _MIN_SENTENCE_CHARACTERS = 20
 _MIN_CJK_SENTENCE_CHARACTERS = 8
 
+# Of a text that counts its rounds. assumed: what tells the labelled rows apart with room on both
+# sides, see `make quality-score`.
+_COUNTED_CHARACTERS = 16_000
+_MIN_ROUNDS = 8
+_MIN_ROUNDS_WORDS = 100
+# Prose has 0.95; JSON, SQL and logs with time stamps have 0.45 to 0.75.
+_MIN_LETTERS_OF_ROUND = 0.75
+MIN_ROUND_WORDS_IN_THINKING = 5
+_MOST_DIGITS = 9
+# Answers list what was asked for, a day or an exercise a line: only longer rounds count there.
+MIN_ROUND_WORDS_IN_ANSWER = 10
+
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORDS = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]+")
+_CJK_CHARACTER = re.compile(rf"[{_CJK}]")
 _SENTENCE_ENDS = re.compile(r"[.!?:;]\s+|[\u3002\uff01\uff1f\uff1b]|\n")
+_COUNTED_SENTENCE_ENDS = re.compile(r"[.!?;]\s+|[\u3002\uff01\uff1f\uff1b]|\n")
 _FENCES = ("```", "~~~")
+_ITEM_NUMBER = re.compile(r"^[ \t]*\d+[.)][ \t]+", re.MULTILINE)
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def is_looping(text: str, limits: LoopingConfig) -> bool:
     text = text.rstrip()
     if ends_in_a_loop(text, limits.tail_characters):
+        return True
+    items = _ITEM_NUMBER.sub("", text[-2 * _TAIL_CHARACTERS :])
+    if ends_in_a_loop(items, limits.tail_characters):
         return True
     prose, blocks = split_code(text)
     if _has_repeated_sentences(prose, blocks, limits.max_repeated_share):
@@ -61,6 +86,78 @@ def ends_in_a_loop(text: str, tail_characters: int) -> bool:
         if length >= tail_characters and (length - matched) * _MIN_PERIODS <= length:
             return True
     return False
+
+
+def ends_in_counted_rounds(text: str, least_round_words: int) -> bool:
+    """Whether a text that was cut ends in rounds of the same words that only count on.
+
+    A round is the sentences that come again and again, in whatever order.
+    """
+    sentences = _figured_sentences(text)
+    size = _MIN_ROUNDS
+    while size <= len(sentences):
+        if _are_counted_rounds(sentences[-size:], least_round_words):
+            return True
+        size *= 2
+    return False
+
+
+def _figured_sentences(text: str) -> list[tuple[str, list[str]]]:
+    """The last sentences with their figures masked, and those figures; none from code or tables.
+
+    The last sentence is left out, because the cut may have gone through it, and so is all of a text
+    that ends in an open block of code: what is listed there is data.
+    """
+    if sum(line.lstrip().startswith(_FENCES) for line in text.split("\n")) % 2:
+        return []
+    tail = split_code(text)[0][-_COUNTED_CHARACTERS:].lower()
+    pieces = (piece.strip() for piece in _COUNTED_SENTENCE_ENDS.split(tail))
+    spoken = [piece for piece in pieces if any(map(str.isalpha, piece))]
+    return [(_FIGURE.sub("0", piece), _FIGURE.findall(piece)) for piece in spoken[:-1]]
+
+
+def _are_counted_rounds(sentences: Sequence[tuple[str, list[str]]], least_round_words: int) -> bool:
+    rows: dict[str, list[list[str]]] = defaultdict(list)
+    for frame, figures in sentences:
+        rows[frame].append(figures)
+    if len(rows) * _MIN_ROUNDS > len(sentences):
+        return False
+    words = {frame: _num_words(frame) for frame in rows}
+    if sum(words.values()) < least_round_words:
+        return False
+    if sum(words[frame] for frame, _ in sentences) < _MIN_ROUNDS_WORDS:
+        return False
+    if _letters_share("".join(frame for frame, _ in sentences)) < _MIN_LETTERS_OF_ROUND:
+        return False
+    moving = [
+        [column for column in zip(*table, strict=True) if len(set(column)) > 1]
+        for table in rows.values()
+    ]
+    return any(moving) and all(_count_on(columns, len(sentences)) for columns in moving)
+
+
+def _count_on(columns: Sequence[Sequence[str]], most_steps: int) -> bool:
+    """Whether all figures are one count: whole, never back, no more than one on a sentence."""
+    if not all(
+        figure.isdecimal() and len(figure) <= _MOST_DIGITS
+        for column in columns
+        for figure in column
+    ):
+        return False
+    steps = {tuple(int(figure) - int(column[0]) for figure in column) for column in columns}
+    return len(steps) <= 1 and all(
+        list(counted) == sorted(counted) and counted[-1] <= most_steps for counted in steps
+    )
+
+
+def _num_words(frame: str) -> int:
+    """Words with a blank before them, as only prose has them, or characters where it has none."""
+    return sum(len(_CJK_CHARACTER.findall(word)) or word[0].isalpha() for word in frame.split())
+
+
+def _letters_share(text: str) -> float:
+    visible = "".join(text.split())
+    return sum(map(str.isalpha, visible)) / len(visible)
 
 
 def split_code(text: str) -> tuple[str, list[str]]:

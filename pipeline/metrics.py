@@ -16,6 +16,7 @@ from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
 
 _RATE_WINDOW_S = 300.0
+_SECONDS_A_DAY = 86_400
 _STEP_DOWN = re.compile(r"^event=step_down\b.*\bworker=(\S+)")
 
 
@@ -45,7 +46,7 @@ METRICS = (
     Metric(name="regenerate_rows_open", kind="gauge", says="rows neither done nor failed"),
     Metric(name="regenerate_rows_failed", kind="gauge", says="rows out of tries"),
     Metric(name="regenerate_publish_lag_seconds", kind="gauge", says="since the last publication"),
-    Metric(name="regenerate_eta_seconds", kind="gauge", says="open rows over the present rate"),
+    Metric(name="regenerate_eta_seconds", kind="gauge", says="time left, as jobs.status tells it"),
 )
 EXPORTED = frozenset(metric.exported for metric in METRICS)
 
@@ -91,7 +92,7 @@ class RunMetrics:
         self._set("rows_open", rows_open)
         self._set("rows_failed", progress.rows_failed)
         self._set("publish_lag_seconds", now_s - (progress.last_publish_s or self._began_at_s))
-        eta_s = self._eta_s(progress.rows_done, rows_open, now_s)
+        eta_s = self._eta_s(progress, rows_open, now_s)
         if eta_s is not None:
             self._set("eta_seconds", eta_s)
         self._tell_workers(progress.workers)
@@ -115,15 +116,17 @@ class RunMetrics:
         self._told[kind, worker] = total
         self._count(kind, grown, {"worker": worker})
 
-    def _eta_s(self, rows_done: int, rows_open: int, now_s: float) -> float | None:
-        """By the rows of the last minutes; None while there were none."""
-        self._done.append((now_s, rows_done))
+    def _eta_s(self, progress: Progress, rows_open: int, now_s: float) -> float | None:
+        """By the engines' readings, else by the rows of the last minutes; None without either."""
+        self._done.append((now_s, progress.rows_done))
         while self._done[0][0] < now_s - _RATE_WINDOW_S:
             self._done.popleft()
         first_s, first_rows = self._done[0]
         if rows_open <= 0:
             return 0.0
-        gained = rows_done - first_rows
+        if progress.days_left is not None:
+            return progress.days_left.p50 * _SECONDS_A_DAY
+        gained = progress.rows_done - first_rows
         return rows_open * (now_s - first_s) / gained if gained > 0 else None
 
     def _count(self, name: str, number: int, tags: dict[str, str] | None = None) -> None:

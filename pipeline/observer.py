@@ -16,7 +16,7 @@ from pipeline.report import run_report
 from pipeline.report_page import report_page
 from pipeline.report_sources import write_run_file
 from pipeline.row_figures import RowFigures
-from pipeline.run_events import RunEvent, append_events, event_of, trim_events
+from pipeline.run_events import RunEvent, append_events, event_of, read_events, trim_events
 from pipeline.storage import Folder
 from pipeline.webhook import Notice, Webhook
 from schemas.config import RunFile
@@ -40,6 +40,7 @@ NOTICES = {
     "run_failed": "run_failed",
 }
 """Kind of event → the name that the webhook has for it."""
+_ENDINGS = ("run_done", "run_stopped", "run_failed")
 _WEBHOOK_WAIT_S = {"done": 5.0, "failed": 5.0, "stopped": 0.5}
 _REPORT_WAIT_S = {"done": 60.0, "failed": 60.0, "stopped": 0.5}
 # After a signal to stop, `ray job stop` kills within 3 s; the rows are published by then.
@@ -56,7 +57,8 @@ class Observer:
     webhook: Webhook | None = None
     report_interval_s: float = REPORT_INTERVAL_S
     first_report_s: float = _FIRST_REPORT_S
-    _rows: tuple[int, int] = (0, 0)
+    rows: tuple[int, int]
+    """Done and total, as last seen."""
     _ending: Ending | None = None
     _is_ours: bool = True
     """Whether the folder is: once another driver has it, nothing is written there."""
@@ -87,11 +89,24 @@ class Observer:
 
     def see(self, progress: Progress, lines: Sequence[str]) -> None:
         """What the driver has heard since the last time."""
-        self._rows = (progress.rows_done, progress.rows_total)
+        self.rows = (progress.rows_done, progress.rows_total)
+        self.hear(lines)
+
+    def hear(self, lines: Sequence[str]) -> None:
+        """Event lines of the log; others are left out."""
         now_s = self.clock()
         events = [event for line in lines if (event := event_of(line, now_s=now_s)) is not None]
         if events:
             self._note(events)
+
+    def finish_without_work(self) -> None:
+        """The last word of a session that found every row done, unless it was told before.
+
+        It was not when the last session was killed between its last row and its end.
+        """
+        endings = [e.kind for e in read_events(self.folder) if e.kind in _ENDINGS]
+        if endings[-1:] != ["run_done"]:
+            self.finish("done", "every row was done already")
 
     def finish(self, ending: Ending, text: str = "") -> None:
         """The last word, once."""
@@ -126,7 +141,7 @@ class Observer:
                 self.webhook.tell(self._notice(event))
 
     def _notice(self, event: RunEvent) -> Notice:
-        rows_done, rows_total = self._rows
+        rows_done, rows_total = self.rows
         return Notice(
             event=NOTICES[event.kind],
             run=self.run_id,

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import get_args
 
-from pipeline.looping import is_looping, split_code
+from pipeline.looping import (
+    MIN_ROUND_WORDS_IN_ANSWER,
+    MIN_ROUND_WORDS_IN_THINKING,
+    ends_in_counted_rounds,
+    is_looping,
+    split_code,
+)
 from schemas.completion import QualityFlag, Turn
 from schemas.prompt import SamplingParams, derived_seed
 from schemas.quality_config import QualityConfig
@@ -170,9 +176,18 @@ def _loops(
 ) -> bool:
     if is_looping(reasoning, quality.looping):
         return True
+    if was_cut and _ends_in_counted_rounds(reasoning, answer):
+        return True
     if not was_cut and _ASKS_FOR_REPETITION.search(question):
         return False
     return is_looping(answer, quality.looping)
+
+
+def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
+    """Of a turn that was cut: whether the part that the cut went through only counts on."""
+    if _visible(answer):
+        return ends_in_counted_rounds(answer, MIN_ROUND_WORDS_IN_ANSWER)
+    return ends_in_counted_rounds(reasoning, MIN_ROUND_WORDS_IN_THINKING)
 
 
 # -- tags

@@ -8,6 +8,7 @@ counts, and of one part's columns.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from pipeline import run_series as series
@@ -21,7 +22,13 @@ from pipeline.report_engines import (
     mean_of,
 )
 from pipeline.report_plan import PlanRow, dry_run_rows
-from pipeline.report_sources import read_readings, read_run_file_copy, read_time_left
+from pipeline.report_sources import (
+    read_cards,
+    read_readings,
+    read_run_file_copy,
+    read_time_left,
+)
+from pipeline.report_spending import NoSpending, Spending, spending
 from pipeline.row_figures import CategoryCount, RowFigures, SlowRow
 from pipeline.run_events import RunEvent, read_events
 from pipeline.run_history import RunHistory, read_history
@@ -61,18 +68,6 @@ class FlagShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
-    """Dollars at the run file's own price of a GPU-hour."""
-
-    gpu: str
-    num_gpus: int
-    usd_per_gpu_hour: float
-    gpu_hours: float
-    usd_so_far: float
-    usd_to_go: Band | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """All that is printed as a figure."""
 
@@ -90,7 +85,7 @@ class Figures:
     flags: tuple[FlagShare, ...]
     engines: tuple[EngineRow, ...]
     plan: tuple[PlanRow, ...]
-    spending: Spending | None
+    spending: Spending | NoSpending
     slowest: tuple[SlowRow, ...]
 
 
@@ -194,7 +189,7 @@ def _assembled(
             flags=_flags(history, config),
             engines=engine_rows(seen, status),
             plan=(*_plan(seen), *dry_run_rows(folder, status, history, now_s=now_s)),
-            spending=_spending(seen, status, left),
+            spending=_spending(folder, seen, status, left, now_s),
             slowest=tuple(rows.slowest),
         ),
         rows_chart=chart.time_chart(
@@ -328,27 +323,16 @@ def _plan(seen: Seen) -> tuple[PlanRow, ...]:
     return tuple(found)
 
 
-def _spending(seen: Seen, status: RunStatus, left: Band | None) -> Spending | None:
-    """None unless the run file names one kind of card and its price."""
-    if seen.config is None or len(seen.config.hardware) != 1:
-        return None
-    card = seen.config.hardware[0]
-    if card.usd_per_gpu_hour is None:
-        return None
-    engines = seen.config.engine.num_workers or len({part.worker for part in seen.parts})
-    num_gpus = engines * seen.config.engine.gpus_per_worker or card.count
-    hours = _session_seconds(seen, status) / 3600 * num_gpus
-    usd_a_second = num_gpus * card.usd_per_gpu_hour / 3600
-    to_go = left and Band(
-        p10=left.p10 * usd_a_second, p50=left.p50 * usd_a_second, p90=left.p90 * usd_a_second
-    )
-    return Spending(
-        gpu=card.gpu,
-        num_gpus=num_gpus,
-        usd_per_gpu_hour=card.usd_per_gpu_hour,
-        gpu_hours=hours,
-        usd_so_far=hours * card.usd_per_gpu_hour,
-        usd_to_go=to_go,
+def _spending(
+    folder: Folder, seen: Seen, status: RunStatus, left: Band | None, now_s: float
+) -> Spending | NoSpending:
+    return spending(
+        seen.config,
+        slots=sorted({part.worker for part in seen.parts}),
+        cards=read_cards(folder),
+        ran_s=_session_seconds(seen, status),
+        left_s=left,
+        today=datetime.fromtimestamp(now_s, UTC).date(),
     )
 
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from pipeline.durations import duration
 from pipeline.planner import estimate_figures as figures
+from pipeline.planner.prices import OWN_PRICE
 from pipeline.report import Report
 
 _MOST_ENGINES_SHOWN = 40
@@ -26,6 +27,7 @@ def report_page(report: Report) -> str:
         status=report.figures.status,
         engines=report.figures.engines[:_MOST_ENGINES_SHOWN],
         more_engines=max(0, len(report.figures.engines) - _MOST_ENGINES_SHOWN),
+        own_price=OWN_PRICE,
         refresh_s=REFRESH_S if report.figures.status.state == "running" else None,
         open_rows=report.figures.status.rows_total - report.figures.status.rows_done,
     )

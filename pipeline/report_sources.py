@@ -49,6 +49,18 @@ def read_readings(folder: Folder) -> tuple[list[LiveReading], float]:
     return found, began_at_s
 
 
+def read_cards(folder: Folder) -> dict[str, str]:
+    """The card of each worker that has told it."""
+    for line in folder.read_lines(READINGS_FILE):
+        try:
+            values = json.loads(line)
+            if values["record"] == "run":
+                return {str(worker): str(card) for worker, card in values["cards"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return {}
+
+
 def read_time_left(folder: Folder) -> Band | None:
     """The coordinator's own word in seconds, where it has one."""
     if not folder.exists(LIVE_FILE):

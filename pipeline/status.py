@@ -14,11 +14,9 @@ _SECONDS_A_DAY = 86_400
 
 def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     """Raises ConfigError for a folder that holds no run."""
-    if checkpoint.read_run(folder) is None:
-        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+    check_has_run(folder)
     manifest = read_history(folder)
-    if not manifest.sessions:
-        raise ConfigError(f"{folder.where}: the run here has not begun: it has read no prompts yet")
+    check_has_begun(folder, manifest)
     session, parts = manifest.sessions[-1], list(manifest.parts.values())
     rows_done = session.rows_done + manifest.rows_gained
     live = _live(folder, session)
@@ -47,6 +45,23 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
         workers=live.workers if live and is_heard else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
+
+
+def check_has_run(folder: Folder) -> None:
+    """Raises ConfigError where there is no folder, or no run in it."""
+    if (fault := folder.fault()) is not None:
+        raise ConfigError(f"{folder.where}: {fault}; expected the output.folder of a run")
+    if checkpoint.read_run(folder) is None:
+        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+
+
+def check_has_begun(folder: Folder, manifest: RunManifest) -> None:
+    """Raises ConfigError where no session is listed, or none of the lines is an event."""
+    if not manifest.sessions and manifest.unreadable_lines:
+        where = f"{folder.place(checkpoint.MANIFEST_FILE)} line {manifest.unreadable_lines[0]}"
+        raise ConfigError(f"{where}: found no event of a run, and no session in any other line")
+    if not manifest.sessions:
+        raise ConfigError(f"{folder.where}: the run here has not begun: it has read no prompts yet")
 
 
 def _live(folder: Folder, session: Session) -> Progress | None:

@@ -33,6 +33,10 @@ class Folder(ABC):
         return f"{self.where}/{name}"
 
     @abstractmethod
+    def fault(self) -> str | None:
+        """Why there is no such folder to read, where that can be told."""
+
+    @abstractmethod
     def make(self, name: str = ".") -> None: ...
 
     @abstractmethod
@@ -117,6 +121,11 @@ class LocalFolder(Folder):
     def where(self) -> str:
         return str(self.root)
 
+    def fault(self) -> str | None:
+        if not self.root.exists():
+            return "no such folder"
+        return None if self.root.is_dir() else "found a file"
+
     def path(self, name: str) -> Path:
         return self.root / name
 
@@ -124,7 +133,7 @@ class LocalFolder(Folder):
         self.path(name).mkdir(parents=True, exist_ok=True)
 
     def exists(self, name: str) -> bool:
-        return self.path(name).is_file()
+        return self.path(name).exists()
 
     def size_bytes(self, name: str) -> int:
         return self.path(name).stat().st_size

@@ -73,10 +73,13 @@ class StoreFolder(Folder):
     def place(self, name: str) -> str:
         return place(self.where, name)
 
+    def fault(self) -> str | None:
+        return None if self._store.has_bucket() else f"there is no bucket {self._store.bucket!r}"
+
     def make(self, name: str = ".") -> None:
         """Nothing is to be made; that there is such a bucket is looked up."""
-        if name == "." and not self._store.has_bucket():
-            raise ConfigError(f"{self.where}: there is no bucket {self._store.bucket!r}")
+        if name == "." and (fault := self.fault()) is not None:
+            raise ConfigError(f"{self.where}: {fault}")
 
     def exists(self, name: str) -> bool:
         return self._store.size_bytes(name) is not None

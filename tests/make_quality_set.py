@@ -16,13 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from quality_counted_rows import COUNTED, CountedText  # noqa: E402 - beside this file
 from quality_hard_negatives import HARD_NEGATIVES  # noqa: E402 - beside this file
 from quality_material import FOREIGN, REASONING, TOPICS, Topic  # noqa: E402
 
 PATH = ROOT / "data" / "quality" / "rows.jsonl"
 SEEDS = {"tuned": 11, "held_out": 4242}
 _ROWS_PER_FLAG = 15
-_GOOD_ROWS = 270
+_GOOD_ROWS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class Maker:
         for flag, make in BAD.items():
             for number in range(_ROWS_PER_FLAG):
                 yield make(self, flag, number)
+        for counted in COUNTED[self.half]:
+            yield counted_row(self, counted)
 
     def row(
         self, kind: str, question: str, answer: str, *flags: str, **more: object
@@ -272,6 +275,20 @@ def looping(m: Maker, flag: str, number: int) -> LabelledRow:
 
 def _cut(m: Maker, kind: str, topic: Topic, answer: str, *flags: str) -> LabelledRow:
     return m.row(kind, topic.question, answer, *flags, finish_reason="length")
+
+
+def counted_row(m: Maker, counted: CountedText) -> LabelledRow:
+    """Cut while it counts: a loop where its rounds say nothing, else a list that was too long."""
+    flag = ("looping",) if counted.loops else ()
+    if counted.in_thinking:
+        return m.row(
+            counted.kind, counted.question, "", "empty_answer", "cut_in_thinking", *flag,
+            reasoning=counted.text, finish_reason="length",
+        )  # fmt: skip
+    return m.row(
+        counted.kind, counted.question, counted.text, "cut_in_answer", *flag,
+        finish_reason="length",
+    )  # fmt: skip
 
 
 DOUBTS = {

@@ -17,7 +17,7 @@ from typing import Any
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-_VOID = {"meta", "link", "br", "img", "input", "hr", "base", "source", "embed"}
+_VOID = {"meta", "link", "br", "wbr", "img", "input", "hr", "base", "source", "embed"}
 _INLINE = {"span", "b", "small", "i", "mark"}  # these do not part words
 _TIMEOUT_S = 60.0
 

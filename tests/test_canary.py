@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from webhook_receiver import receiving
 
+from jobs import regenerate
 from pipeline import checkpoint
 from pipeline.canary import (
     broken_by_all,
@@ -22,6 +25,7 @@ from pipeline.canary import (
 from pipeline.diagnosis import Diagnosis, budgets_of, diagnosis
 from pipeline.errors import ResumeError
 from pipeline.intake import schema_from_text
+from pipeline.run_events import read_events
 from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, HELD, PENDING, Ledger
 from pipeline.storage import LocalFolder as Folder
@@ -321,14 +325,17 @@ def folder(tmp_path: Path) -> Folder:
     return folder
 
 
-def started(folder: Folder, *, accept: bool = False, **settings: object) -> Prepared:
-    values = {
+def settings_of(folder: Folder) -> dict[str, object]:
+    return {
         "prompts": {"path": str(folder.root.parent / "p.jsonl"), "id_column": "id"},
         "output": {"folder": str(folder.root)},
         "quality": {"canary_rows": 10},
     }
+
+
+def started(folder: Folder, *, accept: bool = False, **settings: object) -> Prepared:
     return prepare(
-        config(**(values | settings)),
+        config(**(settings_of(folder) | settings)),
         folder,
         token="t",
         accept_drift=True,
@@ -376,6 +383,39 @@ def test_canary_that_was_broken_off_goes_on_with_the_rows_that_are_left(
     assert third.plan.canary is not None
     assert third.plan.canary.rows_left == 6
     assert third.plan.canary.tally.flag_counts == {"looping": 4}
+
+
+def resumed(folder: Folder, monkeypatch: pytest.MonkeyPatch, hook: str) -> int:
+    """The exit status of the job itself, which finds nothing to start an engine for."""
+    run_file = folder.root.parent / "run.yaml"
+    engine = {"kind": "endpoint", "base_urls": ["http://127.0.0.1:9/v1"]}
+    values = {**settings_of(folder), "engine": engine, "events": {"webhook_env": "HOOK"}}
+    run_file.write_text(yaml.safe_dump(config(**values).model_dump(mode="json")))
+    monkeypatch.setenv("HOOK", hook)
+    return regenerate.main([str(run_file), "--json"])
+
+
+def test_canary_that_was_bad_is_told_again_on_each_resume(
+    folder: Folder, completion: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(folder, started(folder), completion, range(10), flags=("looping",))
+    with receiving() as receiver:
+        assert resumed(folder, monkeypatch, receiver.url) == 3
+    told = [(n["event"], n["text"], n["rows_done"], n["rows_total"]) for n in receiver.got]
+    assert told == [
+        ("canary_failed", "rows=10", 10, 30),
+        ("run_failed", "the first rows are worse than the limits", 10, 30),
+    ]
+    assert [event.kind for event in read_events(folder)] == ["canary_failed", "run_failed"]
+
+
+def test_end_of_a_run_is_told_once_and_made_up_for_where_a_kill_came_first(
+    folder: Folder, completion: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(folder, started(folder), completion, range(30))
+    with receiving() as receiver:
+        assert [resumed(folder, monkeypatch, receiver.url) for _ in range(3)] == [0, 0, 0]
+    assert [(n["event"], n["rows_done"]) for n in receiver.got] == [("run_done", 30)]
 
 
 def test_canary_that_is_whole_has_passed_and_stays_so(folder: Folder, completion: Build) -> None:

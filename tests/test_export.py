@@ -1,5 +1,6 @@
 """An export holds every row once or names why not, in order, in size, and after any break."""
 
+import hashlib
 import itertools
 import json
 import random
@@ -21,10 +22,12 @@ from pipeline.session import prepare
 from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.config import RunFile
+from schemas.manifest import EngineRun
 from schemas.prompt import Message
 
 Build = Callable[..., Completion]
 NUM_ROWS = 120
+PLAN = "--tp-size 2 --mem-fraction-static 0.86"
 
 
 @pytest.fixture
@@ -33,14 +36,25 @@ def run(tmp_path: Path, completion: Build) -> Folder:
     return finished_run(tmp_path, completion)
 
 
-def finished_run(tmp_path: Path, build: Build, *, num_published: int = NUM_ROWS) -> Folder:
+def finished_run(
+    tmp_path: Path,
+    build: Build,
+    *,
+    num_published: int = NUM_ROWS,
+    kept_column: str = "level",
+    num_samples: int = 1,
+    num_turns: int = 1,
+) -> Folder:
     source = tmp_path / "p.jsonl"
-    lines = [{"id": f"r{n:03d}", "prompt": f"question {n}", "level": n} for n in range(NUM_ROWS)]
+    lines = [
+        {"id": f"r{n:03d}", "prompt": f"question {n}", kept_column: n} for n in range(NUM_ROWS)
+    ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder = Folder(tmp_path / "out")
     folder.make()
     values = {
-        "prompts": {"path": str(source), "id_column": "id", "keep_columns": ["level"]},
+        "prompts": {"path": str(source), "id_column": "id", "keep_columns": [kept_column]},
+        "samples_per_prompt": num_samples,
         "model": "m",
         "output": {"folder": str(folder.root)},
     }
@@ -56,7 +70,17 @@ def finished_run(tmp_path: Path, build: Build, *, num_published: int = NUM_ROWS)
     numbers = list(range(NUM_ROWS))
     random.Random(2).shuffle(numbers)
     for start in range(0, num_published, 17):
-        rows = [row(build, n) for n in numbers[start : min(start + 17, num_published)]]
+        made = [row(build, n) for n in numbers[start : min(start + 17, num_published)]]
+        rows = [
+            replace(
+                one,
+                sample_index=sample,
+                turns=one.turns * num_turns,
+                carried={kept_column: one.carried["level"]},
+            )
+            for sample in reversed(range(num_samples))
+            for one in made
+        ]
         part = checkpoint.stage_part(
             folder,
             f"part-{start:03d}.parquet",
@@ -89,6 +113,7 @@ def row(build: Build, number: int) -> Completion:
         good,
         messages=(question, answer),
         turns=(turn,),
+        plan=PLAN,
         flags=flags.get(number, ()),  # type: ignore[arg-type]
         carried={"level": number},
     )
@@ -114,9 +139,10 @@ def loaded(dest: Path, cache: Path) -> "datasets.DatasetDict":
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, three of them open at once: several passes over the parts."""
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_500)
+    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_000)
     monkeypatch.setattr(export, "_MOST_OPEN_BUCKETS", 3)
     monkeypatch.setattr(export, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(export, "_HEAP_BYTES", 500)
 
 
 # -- rows
@@ -286,6 +312,39 @@ def test_whole_rows_keep_every_column(run: Folder, tmp_path: Path) -> None:
     assert rows[3]["sampling"]["temperature"] == 0.6
 
 
+def test_samples_and_turns_of_a_row_stay_together_and_in_order(
+    tmp_path: Path, completion: Build
+) -> None:
+    folder = finished_run(tmp_path, completion, num_samples=2, num_turns=2)
+    options = ("--format", "tokens", "--split", "a=0.5", "--split", "b=0.5")
+    splits = exported(folder, tmp_path / "d", *options)
+    keys = {
+        name: [(row["row_id"], row["sample_index"], row["turn_index"]) for row in rows]
+        for name, rows in splits.items()
+    }
+    assert all(found == sorted(found) for found in keys.values())
+    whole = [(row_id, sample, turn) for row_id in kept() for sample in (0, 1) for turn in (0, 1)]
+    assert sorted(keys["a"] + keys["b"]) == whole
+    assert not {key[0] for key in keys["a"]} & {key[0] for key in keys["b"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "format_", "out"),
+    [
+        ("rank", "messages", "rank"),
+        ("turn_index", "tokens", "kept_turn_index"),
+        ("conversations", "conversations", "kept_conversations"),
+    ],
+)
+def test_kept_column_may_have_any_name(
+    tmp_path: Path, completion: Build, name: str, format_: str, out: str
+) -> None:
+    folder = finished_run(tmp_path, completion, kept_column=name)
+    rows = exported(folder, tmp_path / "d", "--format", format_)["train"]
+    assert [row["row_id"] for row in rows] == kept()
+    assert [row[out] for row in rows] == [int(row_id[1:]) for row_id in kept()]
+
+
 # -- what it is for
 
 
@@ -304,9 +363,27 @@ def test_data_set_loads_with_its_splits_and_its_card(run: Folder, tmp_path: Path
         assert said in card
 
 
+def test_card_tells_the_launches_of_the_manifest_and_the_rows(run: Folder, tmp_path: Path) -> None:
+    started = EngineRun(
+        worker_id="w0", engine="fake", release="1", plan=PLAN, max_running_requests=31,
+        ready_at_s=2.0,
+    )  # fmt: skip
+    checkpoint.list_engine(run, started)
+    exported(run, tmp_path / "d")
+    card = (tmp_path / "d" / "README.md").read_text()
+    assert "| 1 | fake | 1 | 2 | 1 | 0.86 | 31 | off | 1 | 119 |" in card
+    # The error row was never asked.
+    assert (
+        "| 2 | fake | 1 | not told | not told | not told | not told | not told | not told | 1 |"
+        in card
+    )
+    assert f"- launch 1: `{PLAN}`" in card
+
+
 def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> None:
-    exported(run, tmp_path / "d", "--split", "train=0.9999999", "--split", "rare=0.0000001")
-    assert set(loaded(tmp_path / "d", tmp_path / "cache")) == {"train"}
+    # YAML takes a bare `on` for a truth value.
+    exported(run, tmp_path / "d", "--split", "on=0.9999999", "--split", "rare=0.0000001")
+    assert set(loaded(tmp_path / "d", tmp_path / "cache")) == {"on"}
 
 
 # -- refusals
@@ -320,6 +397,15 @@ def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> Non
         (["--split", "a=0.5", "--split", "a=0.5"], "--split a=0.5: expected a new"),
         (["--drop", "loping"], "--drop: unknown flag 'loping'"),
         (["--file-mib", "0"], "--file-mib: found 0; expected 1 or more"),
+        (["--format", "tokens", "--tokenizer", "no/where"], "--tokenizer no/where: found no token"),
+        (
+            ["--format", "tokens", "--reasoning", "drop"],
+            "not go with --format tokens; expected none",
+        ),
+        (
+            ["--format", "conversations", "--reasoning", "apart"],
+            "--reasoning apart: does not go with --format conversations; expected inline or drop",
+        ),
     ],
 )
 def test_bad_option_is_refused_in_one_line(
@@ -386,7 +472,12 @@ def test_same_export_again_has_nothing_to_do(
 ) -> None:
     exported(run, tmp_path / "d")
     stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "d").rglob("*")}
+    # An end between the record and the scratch's removal leaves it behind.
+    name = hashlib.sha256(str(tmp_path / "d").encode()).hexdigest()[:12]
+    scratch = run.root / f".export-{name}"
+    scratch.mkdir()
     exported(run, tmp_path / "d")
+    assert not scratch.exists()
     assert "event=nothing_to_do" in capsys.readouterr().err
     assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "d").rglob("*")}
 
@@ -432,3 +523,39 @@ def test_export_that_breaks_off_anywhere_goes_on_and_is_the_same(
     counts = Counter(row["row_id"] for rows in whole.values() for row in rows)
     assert sorted(counts) == kept()
     assert set(counts.values()) == {1}
+
+
+def test_what_a_killed_export_leaves_behind_goes_when_it_goes_on(
+    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "d"
+    for _ in breaking(monkeypatch, "commit", 0):
+        with pytest.raises(KeyboardInterrupt):
+            main([str(run.root), "--to", str(dest)])
+    # As SIGKILL leaves them in the midst of a file.
+    (dest / "data" / ".train-00001.parquet.0123abcd.tmp").write_bytes(b"PAR1")
+    (dest / ".README.md.89abcdef.tmp").write_bytes(b"#")
+    (dest / "LICENSE").write_text("the user's own")
+    exported(run, dest)
+    found = sorted(str(file.relative_to(dest)) for file in dest.rglob("*") if file.is_file())
+    ours = ["README.md", "data/train-00000.parquet", "dropped.jsonl", "export.json"]
+    assert found == sorted([*ours, "LICENSE"])
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_bucket_that_is_not_whole_is_told_with_what_to_remove(
+    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], harm: str,
+) -> None:  # fmt: skip
+    for _ in breaking(monkeypatch, "_write_file", 0):
+        with pytest.raises(KeyboardInterrupt):
+            main([str(run.root), "--to", str(tmp_path / "d")])
+    (bucket,) = run.root.glob(".export-*/bucket-*.arrow")
+    if harm == "cut":
+        bucket.write_bytes(bucket.read_bytes()[:300])
+    else:
+        bucket.unlink()
+    assert main([str(run.root), "--to", str(tmp_path / "d")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"{bucket}: cannot be read: ")
+    assert f"remove {bucket.parent} and what is in the destination to begin again" in said

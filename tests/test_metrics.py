@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_run import write_example_run
 from ray.util.metrics import Counter, Gauge
 
+from pipeline import driver_lock
 from pipeline.metrics import EXPORTED, METRICS, RunMetrics
+from pipeline.run_history import read_history
+from pipeline.status import LIVE_FILE, run_status
+from pipeline.storage import LocalFolder as Folder
+from schemas.estimate import Band
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
 
@@ -110,7 +116,25 @@ def test_totals_of_workers_become_steps_and_one_that_left_has_none_in_flight(tol
     assert values_of(told, "publish_lag_seconds") == [10.0, 12.0]
 
 
-def test_eta_is_open_rows_over_the_rate_of_the_last_minutes(told: Told) -> None:
+def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
+    told: Told, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    began = read_history(folder).sessions[-1]
+    left = Band(p10=0.25, p50=0.5, p90=1.5)
+    now = replace(progress(50), session_id=began.session_id, days_left=left)
+    folder.write_whole(LIVE_FILE, now.to_json().encode())
+    # A driver that lives: what it said last counts.
+    driver_lock.acquire(folder, driver_lock.this_process(), lambda _: None)
+    RunMetrics(run_id="r").tell(now, now_s=100.0)
+    status = run_status(folder, now_s=began.started_at_s + 100)
+    assert values_of(told, "eta_seconds") == [0.5 * 86_400] == [status.eta_s]
+    RunMetrics(run_id="r").tell(replace(now, rows_done=90), now_s=101.0)
+    assert values_of(told, "eta_seconds")[-1] == 0.0
+
+
+def test_eta_without_readings_is_open_rows_over_the_rate_of_the_last_minutes(told: Told) -> None:
     metrics = RunMetrics(run_id="r")
     for now_s, rows_done in ((0.0, 0), (100.0, 20), (1000.0, 20), (1100.0, 30)):
         metrics.tell(progress(rows_done), now_s=now_s)

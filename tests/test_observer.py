@@ -188,7 +188,7 @@ def folder(tmp_path: Path) -> Folder:
 def observer(folder: Folder, said: list[str], webhook: Webhook | None = None) -> Observer:
     return Observer(
         folder=folder, run_id="run-1", clock=lambda: BEGAN_AT_S + 800, log=said.append,
-        webhook=webhook, report_interval_s=0.05, first_report_s=0.01,
+        webhook=webhook, report_interval_s=0.05, first_report_s=0.01, rows=(2, 10),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What flags say of a turn: on the labelled set, on edges, and what the next try asks for."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from make_quality_set import LabelledRow, labelled_rows, read_labelled_rows
 from score_quality import detector, found_flags, has_detector, scores
 
 from pipeline.errors import ConfigError
-from pipeline.looping import is_looping
+from pipeline.looping import ends_in_counted_rounds, is_looping
 from pipeline.quality import FLAGS, retry_sampling, turn_flags
 from schemas.completion import Turn
 from schemas.prompt import SamplingParams
@@ -130,12 +131,17 @@ def test_every_flag_has_its_section_in_the_run_file() -> None:
         '"' * 500_000,
         "a " * 300_000,
         "1 2 " * 150_000,
+        " ".join(f"Let me check step {n} again." for n in range(18_000)),
     ],
-    ids=["sentence", "letters", "fences", "brackets", "ticks", "quotes", "words", "figures"],
+    ids=[
+        *("sentence", "letters", "fences", "brackets", "ticks", "quotes", "words", "figures"),
+        "rounds",
+    ],
 )
 def test_cost_is_linear_even_for_a_text_of_half_a_megabyte(text: str) -> None:
     started_s = time.process_time()
-    flags(replace(TURN, reasoning_text=text, answer_text=text), question="Explain this please now.")
+    turn = replace(TURN, reasoning_text=text, answer_text=text, finish_reason="length")
+    flags(turn, question="Explain this please now.")
     # Seen: 0.2 s to 1.5 s. A quadratic step over 500,000 characters takes hours.
     assert time.process_time() - started_s < 10
 
@@ -145,6 +151,42 @@ def test_loop_that_was_left_again_is_found_in_the_middle() -> None:
     ending = " ".join(f"Then point {n} was settled by a vote of {n * 3}." for n in range(20))
     assert is_looping(loop + ending, LoopingConfig())
     assert not is_looping(ending, LoopingConfig())
+
+
+def test_rounds_that_only_count_on_are_a_loop_where_the_turn_was_cut() -> None:
+    rounds = " ".join(f"Hmm, let me look at step {n} again." for n in range(3, 60))
+    cut = replace(TURN, reasoning_text=rounds, answer_text="", finish_reason="length")
+    assert "looping" in flags(cut)
+    # Thinking that came to an answer left the loop by itself.
+    assert "looping" not in flags(replace(TURN, reasoning_text=rounds))
+
+
+@pytest.mark.parametrize(
+    ("round_of", "why"),
+    [
+        (lambda n: f"Now let me look at step {n * 7} again. ", "jumps"),
+        (lambda n: f"Now let me look at step {90 - n} again. ", "falls"),
+        (lambda n: f"Now let me look at step {n}.5 again. ", "has decimals"),
+        (lambda n: f"Now step {n} is again a sum of {n // 3} terms. ", "moves apart"),
+        (lambda n: f"Step {n} fails. ", "few words"),
+        (lambda n: f"Now let me look at step {'9' * 5_000}{n} again. ", "more digits than a count"),
+    ],
+)
+def test_figures_that_tell_something_are_no_count(round_of: Callable[[int], str], why: str) -> None:
+    text = "".join(map(round_of, range(3, 60)))
+    assert not ends_in_counted_rounds(text, 5), why
+
+
+def test_loop_begins_anywhere_and_the_cut_may_go_through_a_round() -> None:
+    head = "The first thing to see is that the sum is even. " * 2
+    rounds = " ".join(f"So I look at case {n} once more." for n in range(3, 60))
+    assert all(ends_in_counted_rounds(f"{head}{rounds}"[:-cut], 5) for cut in range(1, 30))
+    left_again = " ".join(f"Case {word} is settled by its sign." for word in "abcdefghijklmnopqr")
+    assert not ends_in_counted_rounds(f"{rounds} {left_again}", 5)
+
+
+def test_numbered_list_of_one_item_is_a_loop() -> None:
+    assert is_looping("\n".join(f"{n}. Eat well." for n in range(1, 60)), LoopingConfig())
 
 
 # -- the next try

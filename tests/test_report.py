@@ -24,6 +24,7 @@ from pipeline.live_log import READINGS_FILE
 from pipeline.report import Report, report_json, run_report
 from pipeline.report_page import report_page
 from pipeline.report_sources import RUN_FILE_COPY
+from pipeline.report_spending import Spending
 from pipeline.row_figures import RowFigures
 from pipeline.run_events import append_events, event_of
 from pipeline.run_history import read_history
@@ -140,7 +141,7 @@ def test_time_line_shows_restart_and_step_where_they_were(report: Report) -> Non
 
 def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
     spending = report.figures.spending
-    assert spending is not None
+    assert isinstance(spending, Spending)
     # 7,230 s on 3 cards at $4.20: 6.025 GPU-hours.
     assert spending.gpu_hours == pytest.approx(7230 / 3600 * 3)
     assert spending.usd_so_far == pytest.approx(25.305)
@@ -148,6 +149,39 @@ def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
     assert left is not None
     assert spending.usd_to_go is not None
     assert spending.usd_to_go.p50 == pytest.approx(left.p50 / 3600 * 3 * 4.2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "shown"),
+    [
+        ([{"gpu": "b200"}], "list price ("),
+        ([], "w0 has not told its card, and the run file's hardware names none"),
+    ],
+)
+def test_page_says_whose_price_it_is_or_why_there_is_none(
+    tmp_path: Path, hardware: list[dict[str, object]], shown: str
+) -> None:
+    folder = Folder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    config = json.loads(folder.read(RUN_FILE_COPY)) | {"hardware": hardware}
+    folder.write_whole(RUN_FILE_COPY, json.dumps(config).encode())
+    text = parsed(report_page(run_report(folder, now_s=now_s))).text
+    assert shown in text
+    assert "your own price" not in text
+
+
+def test_card_that_the_readings_name_is_the_one_that_costs(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    first, *others = folder.read(READINGS_FILE).splitlines()
+    run = json.loads(first) | {"cards": {"w0": "H200", "w1r1": "H200", "w2": "B200"}}
+    folder.write_whole(READINGS_FILE, b"\n".join([json.dumps(run).encode(), *others]) + b"\n")
+    report = run_report(folder, now_s=now_s)
+    assert isinstance(report.figures.spending, Spending)
+    bought = [(card.gpu, card.num_gpus) for card in report.figures.spending.cards]
+    assert bought == [("B200", 1), ("H200", 2)]
+    page = parsed(report_page(report))
+    assert_figures_are_those_of(page.figures, json.loads(json.dumps(report_json(report))))
 
 
 def test_time_left_is_open_rows_over_the_rate(report: Report) -> None:
@@ -248,7 +282,7 @@ def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_p
     assert report.span_s == pytest.approx(12 * 120)
     assert "by what was published" in text
     assert "rows between their first request and their end" in text
-    assert "no price" in text
+    assert "the folder has no copy of the run file" in text
 
 
 def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A whole run with its prompts and its output folder in an object store, killed and resumed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa

@@ -466,14 +466,14 @@ def test_many_failed_rows_are_cut_short(folder: Folder, capsys: pytest.CaptureFi
     assert len(failed) == 21
 
 
-@pytest.mark.parametrize("name", ["absent", "."])
+@pytest.mark.parametrize(("name", "said"), [("absent", "no such folder"), (".", "no run here")])
 def test_folder_without_a_run_is_the_users_to_mend(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
 ) -> None:
     assert main([str(tmp_path / name), "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "no run here" in captured.err
+    assert said in captured.err
     assert len(captured.err.splitlines()) == 1
 
 

@@ -71,14 +71,17 @@ def model_token_counter(model: str) -> TokenCounter:
     return _exact(tokenizer, model)
 
 
-def model_text_decoder(model: str) -> Callable[[Sequence[int]], str] | None:
-    """From token ids to text, special tokens left out; None where no tokenizer is at hand."""
+def model_text_decoder(model: str) -> Callable[[Sequence[Sequence[int]]], list[str]] | None:
+    """From lists of token ids to their texts, special tokens left out, on all cores.
+
+    None where no tokenizer is at hand.
+    """
     local = Path(model) / "tokenizer.json"
     found = local if local.is_file() else _cached_tokenizer(model)
     if found is None:
         return None
     tokenizer = _tokenizer_in(found)
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    return lambda lists: tokenizer.decode_batch(list(lists), skip_special_tokens=True)
 
 
 def _cached_tokenizer(model: str) -> Path | None:

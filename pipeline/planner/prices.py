@@ -14,6 +14,7 @@ from pipeline.planner.hardware import Listing, listed_prices
 from schemas.estimate import Price
 from schemas.plan import Gpu
 
+OWN_PRICE = "your own price"
 _UNDATED = "date not known"
 
 
@@ -45,7 +46,7 @@ def _own_price(kind: str, usd: float, today: date) -> Price:
         low_usd_per_gpu_hour=usd,
         usd_per_gpu_hour=usd,
         high_usd_per_gpu_hour=usd,
-        source="your own price",
+        source=OWN_PRICE,
         date=today.isoformat(),
         stale=False,
     )
