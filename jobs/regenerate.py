@@ -300,7 +300,7 @@ def _generate(
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
-        if ending in ("stopped", "bad_canary"):
+        if ending in ("stopped", "bad_canary") or folder.is_elsewhere:
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
         if ending == "bad_canary":

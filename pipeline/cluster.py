@@ -155,6 +155,8 @@ class WorkerActor:
 
     async def stop(self) -> None:
         self._worker.stop()
+        # At once: the engine may take longer to end than the driver waits.
+        await self._keep_log()
 
 
 # -- the driver's side

@@ -22,6 +22,8 @@ class Folder(ABC):
 
     settle_s: ClassVar[float]
     """After so long a write of another process that had begun before is seen."""
+    is_elsewhere: ClassVar[bool]
+    """Whether `local_file` is outside the folder, and `keep_local` has to bring it there."""
 
     @property
     @abstractmethod
@@ -116,6 +118,7 @@ class LocalFolder(Folder):
     root: Path
 
     settle_s: ClassVar[float] = 0.5
+    is_elsewhere: ClassVar[bool] = False
 
     @property
     def where(self) -> str:

@@ -55,6 +55,7 @@ class StoreFolder(Folder):
     """A prefix of a bucket. Of one writer: a copy for another process is opened anew."""
 
     settle_s: ClassVar[float] = 3.0
+    is_elsewhere: ClassVar[bool] = True
 
     def __init__(self, store: Store) -> None:
         self._store = store
