@@ -142,11 +142,10 @@ class Store:
     def remove(self, name: str) -> None:
         """A file; none there is no fault."""
 
-        def delete() -> None:
-            if self.size_bytes(name) is not None:
-                self._filesystem.delete_file(self._path(name))
-
-        self._patiently(delete)
+        try:
+            self._patiently(lambda: self._filesystem.delete_file(self._path(name)))
+        except FileNotFoundError:
+            return
 
     def remove_folder(self, name: str) -> None:
         path = self._path(name)
@@ -233,6 +232,13 @@ class _PatientFile:
 # -- opening
 
 
+def _with_one_request_uploads(where: str) -> str:
+    """A small object goes up in one request and not in three, unless the URL says otherwise."""
+    if not where.startswith("s3://") or "allow_delayed_open=" in where:
+        return where
+    return f"{where}{'&' if '?' in where else '?'}allow_delayed_open=true"
+
+
 def place(where: str, name: str) -> str:
     """A file under a path or URL, as people are told of it."""
     address, question, options = where.partition("?") if is_url(where) else (where, "", "")
@@ -260,7 +266,7 @@ def open_place(where: str) -> Store:
             f"environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     try:
-        filesystem, root_path = fs.FileSystem.from_uri(where)
+        filesystem, root_path = fs.FileSystem.from_uri(_with_one_request_uploads(where))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"{where}: not a store that can be opened: {said}") from None

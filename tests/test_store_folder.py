@@ -339,3 +339,12 @@ def test_store_that_stays_away_is_one_line(
     away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
     with pytest.raises(ConfigError, match=r"memory://bucket: cannot be used: .*SLOW_DOWN"):
         away.read("run.json")
+
+
+def test_endpoint_may_come_from_the_environment(
+    bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_folder(bucket).write_whole("a", b"there")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert open_folder(bucket.partition("?")[0]).read("a") == b"there"
