@@ -30,7 +30,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.intake import freeze
 from pipeline.prompts import input_fingerprint
 from pipeline.session import Prepared, prepare
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.config import RunFile
 from schemas.manifest import Part
 from schemas.progress import WorkerReport

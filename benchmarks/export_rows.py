@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from pipeline import checkpoint
 from pipeline.intake import schema_from_text
 from pipeline.session import Prepared, prepare
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion, Turn
 from schemas.config import RunFile
 from schemas.manifest import event_line

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from jobs.telling import tell, unreadable
 from pipeline.canary import MEAN_TOKENS, Excess, excesses, tally_of
@@ -18,6 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.report_sources import RUN_FILE_COPY, read_run_file_copy
 from pipeline.status import check_has_begun, check_has_run
 from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
 from schemas.config import RunFile
 
 _BELOW = " " * 11
@@ -30,17 +30,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.canary", description="What the canary of a run found, from its files."
     )
-    parser.add_argument("folder", type=Path, help="the run's output.folder")
+    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
-    folder = Folder(arguments.folder.absolute())
     try:
-        return _show(folder, in_json=arguments.json)
+        return _show(open_folder(arguments.folder), in_json=arguments.json)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(unreadable(folder.root, error), file=sys.stderr)
+        print(unreadable(arguments.folder, error), file=sys.stderr)
         return 2
 
 
@@ -51,10 +50,10 @@ def _show(folder: Folder, *, in_json: bool) -> int:
     event = manifest.canary
     if event is None:
         raise ConfigError(
-            f"{folder.root}: no canary has run here: quality.canary_rows says of how many rows"
+            f"{folder.where}: no canary has run here: quality.canary_rows says of how many rows"
         )
     if config is None:
-        raise ConfigError(f"{folder.root}: the limits are not known: no readable {RUN_FILE_COPY}")
+        raise ConfigError(f"{folder.where}: the limits are not known: no readable {RUN_FILE_COPY}")
     found = findings(folder, config)
     is_over = event.verdict in ("begun", "failed") and bool(found.excesses)
     if in_json:

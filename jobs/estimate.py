@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--price", action="append", default=[], metavar="GPU=USD[/SPOT]",
         help="your own price of a GPU-hour, and on spot")  # fmt: skip
     add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
-    add("--lengths-from", type=Path, metavar="FOLDER", help="output lengths of a finished pilot")
-    add("--update-from", type=Path, metavar="FOLDER", help="what a running job has shown so far")
+    add("--lengths-from", metavar="FOLDER", help="output lengths of a finished pilot")
+    add("--update-from", metavar="FOLDER", help="what a running job has shown so far")
     add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
     add("--sglang-version", metavar="X", help="release, image tag or build date")
     add("--json", action="store_true", help="print JSON")
@@ -336,7 +336,7 @@ def _point_text(rate: "Rate") -> str:
 def _updated(options: argparse.Namespace) -> str:
     from pipeline.live_estimate import folder_update
     from pipeline.planner.update_output import update_json, update_text
-    from pipeline.storage import Folder
+    from pipeline.store_folder import open_folder
 
     if options.run_file is not None:
         raise PlanError(
@@ -348,11 +348,12 @@ def _updated(options: argparse.Namespace) -> str:
                 f"--{name.replace('_', '-')}: not with --update-from, which reads the run's own "
                 f"files; python -m jobs.report writes its page"
             )
-    folder, hardware = Folder(options.update_from.absolute()), _hardware_of_the_run(options)
+    hardware = _hardware_of_the_run(options)
     try:
+        folder = open_folder(options.update_from)
         update = folder_update(folder, today=datetime.now(UTC).date(), hardware=hardware)
     except OSError as error:
-        raise ConfigError(unreadable(folder.root, error)) from None
+        raise ConfigError(unreadable(options.update_from, error)) from None
     return json.dumps(update_json(update), indent=1) if options.json else update_text(update)
 
 

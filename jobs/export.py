@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.export", description="A run's rows as a data set for training."
     )
-    parser.add_argument("folder", type=Path, help="the run's output.folder")
+    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--to", required=True, metavar="DEST", help="a folder, or s3://bucket/path")
     parser.add_argument("--format", choices=get_args(ExportFormat), default="messages")
     parser.add_argument(
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--partial", action="store_true", help="of a run that is not finished")
     parser.add_argument("--tokenizer", help="folder or name; default: the run's model")
-    parser.add_argument("--scratch", type=Path, help="for sorting; default: in the run's folder")
+    parser.add_argument(
+        "--scratch", type=Path, help="on disk, for sorting; default: in the run's folder"
+    )
     parser.add_argument(
         "--push-to-hub", metavar="USER/NAME", help="upload DEST as well; the token is HF_TOKEN"
     )
@@ -92,12 +94,12 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     from pipeline.hub import check_push, push
     from pipeline.intake import schema_from_text
     from pipeline.object_store import open_store
-    from pipeline.storage import Folder
+    from pipeline.store_folder import open_folder
 
-    folder = Folder(arguments.folder.absolute())
+    folder = open_folder(arguments.folder)
     run = checkpoint.read_run(folder)
     if run is None:
-        raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
+        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
     checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
     manifest = checkpoint.read_manifest(folder)
@@ -117,7 +119,9 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     if arguments.push_to_hub:
         check_push(store, arguments.push_to_hub)
     name = hashlib.sha256(arguments.to.encode()).hexdigest()[:12]
-    scratch = (arguments.scratch or folder.root) / f".export-{name}"
+    scratch = folder.local_file(f".export-{name}")
+    if arguments.scratch is not None:
+        scratch = arguments.scratch / scratch.name
     carried = schema_from_text(run.carried_schema).names
     record = export(
         folder,
@@ -147,7 +151,7 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
         return
     state = "is still running" if status.state == "running" else "is not finished"
     raise ConfigError(
-        f"{folder.root}: the run {state}: {rows_open:,} of {status.rows_total:,} rows are open, "
+        f"{folder.where}: the run {state}: {rows_open:,} of {status.rows_total:,} rows are open, "
         f"{status.rows_failed:,} of them failed; resume it, or export what there is with --partial"
     )
 

@@ -32,7 +32,7 @@ from pipeline.errors import (
     PipelineError,
 )
 from pipeline.planner.update_output import time_left
-from schemas.config import RunFile, read_run_file
+from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
     from pipeline.cluster import Cluster
@@ -118,9 +118,7 @@ def _with_absolute_paths(config: RunFile) -> RunFile:
     engine = config.engine
     changes: dict[str, object] = {
         "prompts": config.prompts.model_copy(update={"path": _absolute(config.prompts.path)}),
-        "output": config.output.model_copy(
-            update={"folder": str(Path(config.output.folder).absolute())}
-        ),
+        "output": config.output.model_copy(update={"folder": _absolute_folder(config)}),
         "engine": engine.model_copy(
             update={
                 "model_file": engine.model_file and str(Path(engine.model_file).absolute()),
@@ -133,8 +131,15 @@ def _with_absolute_paths(config: RunFile) -> RunFile:
     return config.model_copy(update=changes)
 
 
+def _absolute_folder(config: RunFile) -> str:
+    folder = config.output.folder
+    return folder if is_url(folder) else str(Path(folder).absolute())
+
+
 def _absolute(path: str) -> str:
     """A path that is there, or that cannot be a hub name, made absolute."""
+    if is_url(path):
+        return path
     looks_local = Path(path).suffix in (".parquet", ".pq", ".jsonl", ".ndjson", ".json")
     return str(Path(path).absolute()) if looks_local or Path(path).exists() else path
 
@@ -147,14 +152,14 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     from pipeline import driver_lock
     from pipeline.engines.assembly import check_engine
     from pipeline.session import prepare
-    from pipeline.storage import Folder
+    from pipeline.store_folder import open_folder
 
     check_engine(config)
     _check_quality(config)
     _check_events(config)
     _check_folders_apart(config)
     _exit_on_signals()
-    folder = Folder(Path(config.output.folder))
+    folder = open_folder(config.output.folder)
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
         _log(
@@ -201,8 +206,13 @@ def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
 
 def _check_folders_apart(config: RunFile) -> None:
     """A folder of prompts that holds the output would grow by it."""
-    prompts, output = Path(config.prompts.path).absolute(), Path(config.output.folder)
-    if prompts.is_dir() and output.is_relative_to(prompts):
+    prompts, output = config.prompts.path.partition("?")[0], config.output.folder.partition("?")[0]
+    if is_url(prompts):
+        is_within = f"{output.rstrip('/')}/".startswith(f"{prompts.rstrip('/')}/")
+    else:
+        path = Path(prompts).absolute()
+        is_within = path.is_dir() and Path(output).is_relative_to(path)
+    if is_within:
         raise ConfigError(
             f"output.folder: {output} lies inside prompts.path {prompts}, whose files are all "
             f"read; use a folder beside it"
@@ -213,7 +223,9 @@ def _make_folder(folder: "Folder") -> None:
     try:
         folder.make()
     except OSError as error:
-        raise ConfigError(f"output.folder: cannot create {folder.root}: {error.strerror}") from None
+        raise ConfigError(
+            f"output.folder: cannot create {folder.where}: {error.strerror}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -231,7 +243,7 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
             except DriverLostError:
                 lost.set()
                 return
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 # The folder may come back; if it does not, the next publication says so.
                 _log(f"event=warning the driver's lock cannot be written: {error}")
 
@@ -288,7 +300,7 @@ def _generate(
         cluster.hire_all()
         with _display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
-        if ending in ("stopped", "bad_canary"):
+        if ending in ("stopped", "bad_canary") or folder.is_elsewhere:
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
         if ending == "bad_canary":
@@ -454,11 +466,11 @@ def _finish(
     unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
         values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
-        values |= {"data": str(folder.path("data")), "causes": causes, "example": example}
+        values |= {"data": folder.place("data"), "causes": causes, "example": example}
         values |= {"flags": flags}
         print(json.dumps(values, indent=1, default=str))
     else:
-        print(_summary(status, wall_s, tokens_per_s, str(folder.path("data"))))
+        print(_summary(status, wall_s, tokens_per_s, folder.place("data")))
         if flags:
             print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
         print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
@@ -514,12 +526,12 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     """Read and check everything, count rows and prompt tokens; start and write nothing."""
     from pipeline.dry_run import dry_run
     from pipeline.engines.assembly import check_engine
-    from pipeline.storage import Folder
+    from pipeline.store_folder import open_folder
 
     check_engine(config)
     _check_quality(config)
     _check_events(config)
-    found = dry_run(config, Folder(Path(config.output.folder)))
+    found = dry_run(config, open_folder(config.output.folder))
     if as_json:
         print(json.dumps(asdict(found), indent=1))
         return DONE

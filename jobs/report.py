@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.observer import REPORT_FILE
 from pipeline.report import report_json, run_report
 from pipeline.report_page import report_page
-from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,27 +22,34 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.report", description="The report of a run, from its files alone."
     )
-    parser.add_argument("folder", type=Path, help="the run's output.folder")
+    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: FOLDER/report.html")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, no page")
     arguments = parser.parse_args(argv)
-    folder = Folder(arguments.folder.absolute())
     try:
+        folder = open_folder(arguments.folder)
         report = run_report(folder, now_s=time.time())
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(unreadable(folder.root, error), file=sys.stderr)
+        print(unreadable(arguments.folder, error), file=sys.stderr)
         return 2
     if arguments.json:
         tell(json.dumps(report_json(report), indent=1))
         return 0
-    target = arguments.html or folder.path(REPORT_FILE)
+    page = report_page(report)
+    target = arguments.html or folder.place(REPORT_FILE)
     try:
-        target.write_text(report_page(report), encoding="utf-8")
+        if arguments.html is None:
+            folder.write_whole(REPORT_FILE, page.encode())
+        else:
+            arguments.html.write_text(page, encoding="utf-8")
     except OSError as error:
         print(f"--html: cannot write {target}: {error.strerror}", file=sys.stderr)
+        return 2
+    except ConfigError as error:
+        print(error, file=sys.stderr)
         return 2
     print(target)
     return 0

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 
 def tell(text: str) -> None:
@@ -14,6 +13,6 @@ def tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def unreadable(folder: Path, error: OSError) -> str:
+def unreadable(where: str, error: OSError) -> str:
     """The line for a file of a run that the system does not hand out."""
-    return f"{error.filename or folder}: cannot be read: {error.strerror or error}"
+    return f"{error.filename or where}: cannot be read: {error.strerror or error}"

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import ResumeError
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.manifest import (
@@ -176,14 +177,14 @@ def read_run(folder: Folder) -> RunRecord | None:
     try:
         return RunRecord.from_json(folder.read(RUN_FILE).decode())
     except (ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{folder.path(RUN_FILE)}: not a run record of ours: {error}") from None
+        raise ResumeError(f"{folder.place(RUN_FILE)}: not a run record of ours: {error}") from None
 
 
 def example_completion(folder: Folder) -> dict[str, object] | None:
     """Row id and messages of one published completion, an `ok` one where there is any."""
     for name in reversed(read_manifest(folder).parts):
         try:
-            with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+            with opened_parquet(folder, f"{DATA}/{name}") as file:
                 table = file.read(columns=["row_id", "status", "messages"])
         except (pa.ArrowException, OSError):
             # Taken away or cut since it was published; the next session reports it.
@@ -309,7 +310,7 @@ def _claim(part: Part, done: set[RowKey]) -> bool:
 def _own_part(folder: Folder, path: str, record: RunRecord) -> Part | str:
     """The part in a file as its own footer and rows tell it, or why it is none of this run's."""
     try:
-        with pq.ParquetFile(folder.path(path)) as file:
+        with opened_parquet(folder, path) as file:
             metadata = (file.schema_arrow.metadata or {}).get(_FOOTER_KEY)
             if metadata is None:
                 return "is not a part of this run"
@@ -346,7 +347,7 @@ def rows_of(
     """Rows of published parts, a part at a time; what is gone or cut is left out."""
     for name in names:
         try:
-            with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+            with opened_parquet(folder, f"{DATA}/{name}") as file:
                 table = file.read(columns=list(columns))
         except (pa.ArrowException, OSError):
             # Taken away since it was published; the next session reports it.
@@ -400,7 +401,7 @@ def _without(
     flags: set[str],
 ) -> Part | None:
     """The part staged anew; itself when none of its rows is asked for; None when all are."""
-    with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
+    with opened_parquet(folder, f"{DATA}/{part.name}") as file:
         table = file.read()
         summary = json.loads(file.schema_arrow.metadata[_FOOTER_KEY])
     bad = [

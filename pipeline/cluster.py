@@ -4,11 +4,12 @@ Invariant: a worker whose process died, or whose node did, is started again wher
 the coordinator stays on the driver's node and ends with it.
 """
 
+import asyncio
 import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from pipeline.placement import (
     on_this_node,
     this_place,
 )
-from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band
@@ -49,6 +50,7 @@ _POLL_S = 0.5
 _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
+_KEEP_LOG_S = 60.0
 _LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 # Leases and reports are all that Ray carries; its default takes a third of the memory.
 
@@ -101,14 +103,16 @@ class WorkerActor:
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        folder = Folder(plan.root)
+        self._folder = folder = open_folder(plan.root)
+        self._log_name = f"{checkpoint.LOGS}/engine-{worker_number}.log"
+        self._log: Callable[[str], object] = book.log.remote
         frozen = frozen_prompts(folder, plan.frozen_name)
         assert frozen is not None
         engine = MeteredEngine(
             served=ServedEngine(
                 config=plan.config,
                 worker_number=worker_number,
-                log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
+                log_path=folder.local_file(self._log_name),
                 log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
             )
         )
@@ -129,10 +133,30 @@ class WorkerActor:
         )
 
     async def run(self) -> None:
-        await self._worker.run()
+        keeping = asyncio.create_task(self._keep_log_forever())
+        try:
+            await self._worker.run()
+        finally:
+            keeping.cancel()
+            await self._keep_log()
+
+    async def _keep_log_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_LOG_S)
+            await self._keep_log()
+
+    async def _keep_log(self) -> None:
+        """Bring the engine's log into a folder that is not on this machine."""
+        try:
+            await asyncio.to_thread(self._folder.keep_local, self._log_name)
+        except (PipelineError, OSError) as error:
+            # Rows do not hang on it, and publications will tell if the folder is gone.
+            self._log(f"event=warning {self._log_name} cannot be kept: {error}")
 
     async def stop(self) -> None:
         self._worker.stop()
+        # At once: the engine may take longer to end than the driver waits.
+        await self._keep_log()
 
 
 # -- the driver's side

@@ -16,7 +16,7 @@ from pipeline.live_log import LogKeeper
 from pipeline.metrics import RunMetrics
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
-from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
 from schemas.estimate import Band
 from schemas.live import LiveSpan
 from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
@@ -34,7 +34,7 @@ class Coordinator:
     def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
         work = plan.config.work
         self._plan = plan
-        self._folder = Folder(plan.root)
+        self._folder = open_folder(plan.root)
         states, canary = bytearray(row_states), plan.canary
         self._canary: CanaryState = "none" if canary is None else "running"
         self._canary_tally = canary.tally if canary is not None else Tally()

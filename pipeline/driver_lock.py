@@ -23,8 +23,8 @@ BEAT_INTERVAL_S = 4.0
 STALE_AFTER_S = 30.0
 """Seven missed beats; with the settling time below, a take-over takes well under a minute."""
 _WATCH_INTERVAL_S = 1.0
-_SETTLE_S = 0.5
-# Two that take over at once both write; after this pause the later one's token stands alone.
+_TRIES_TO_CREATE = 3
+# Two that create the lock at once may each make way for the other, where the folder is a store.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +48,22 @@ def this_process() -> Holder:
 
 def acquire(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> None:
     """Take the folder, waiting out a dead holder. Raises ResumeError while another one lives."""
-    if folder.create(LOCK_FILE, _encoded(holder)):
-        return
+    for _ in range(_TRIES_TO_CREATE):
+        if folder.create(LOCK_FILE, _encoded(holder)):
+            return
+        if folder.exists(LOCK_FILE):
+            break
+        # A pause of its own for each, drawn from its token, so that they come apart.
+        sleep(folder.settle_s * int(holder.token[:4], 16) / 0xFFFF)
     standing = _holder(folder)
     if standing is not None:
         _wait_until_dead(folder, standing, sleep)
     folder.write_whole(LOCK_FILE, _encoded(holder))
-    sleep(_SETTLE_S)
+    # Two that take over at once both write; after this pause the later one's token stands alone.
+    sleep(folder.settle_s)
     winner = _holder(folder)
     if winner is None or winner.token != holder.token:
-        raise ResumeError(f"another driver took {folder.root} over at the same moment")
+        raise ResumeError(f"another driver took {folder.where} over at the same moment")
 
 
 def beat(folder: Folder, holder: Holder) -> Holder:
@@ -72,7 +78,7 @@ def check_held(folder: Folder, token: str) -> None:
     """Raises DriverLostError unless the lock still bears `token`."""
     standing = _holder(folder)
     if standing is None or standing.token != token:
-        raise DriverLostError(f"another driver has taken {folder.root} over")
+        raise DriverLostError(f"another driver has taken {folder.where} over")
 
 
 def release(folder: Folder, holder: Holder) -> None:
@@ -108,7 +114,7 @@ def _wait_until_dead(folder: Folder, standing: Holder, sleep: Callable[[float], 
 def _refused(folder: Folder, holder: Holder) -> ResumeError:
     host = holder.machine.partition(" ")[0]
     return ResumeError(
-        f"output.folder: {folder.root} is being written by another driver (process {holder.pid} "
+        f"output.folder: {folder.where} is being written by another driver (process {holder.pid} "
         f"on {host}); stop it first, or use another folder"
     )
 

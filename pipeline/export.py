@@ -30,6 +30,7 @@ from pipeline.errors import ConfigError
 from pipeline.export_index import KEPT, Index, index_rows
 from pipeline.export_rows import KEY_COLUMNS, RowForm
 from pipeline.object_store import Store
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
 from schemas.manifest import Part
@@ -105,7 +106,7 @@ def export(
     if not files:
         shutil.rmtree(scratch, ignore_errors=True)
         reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(index.dropped().items()))
-        raise ConfigError(f"{folder.root}: no row is left to export; dropped: {reasons or 'none'}")
+        raise ConfigError(f"{folder.where}: no row is left to export; dropped: {reasons or 'none'}")
     _check_written(index, files, store, form, scratch)
     record = ExportRecord(
         fingerprint=fingerprint,
@@ -323,8 +324,8 @@ def _batches(
 
 
 def _part_batches(folder: Folder, part: Part, form: RowForm, num_rows: int) -> Iterator[pa.Table]:
-    path = folder.path(f"{DATA}/{part.name}")
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
+    name = f"{DATA}/{part.name}"
+    with opened_parquet(folder, name, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
         for batch in file.iter_batches(num_rows, columns=form.read_columns):
             table = pa.Table.from_batches([batch]).select(form.columns)
             yield table.replace_schema_metadata(None)

@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow.parquet as pq
-
 from pipeline.checkpoint import DATA
 from pipeline.export_launches import Launch, launch_lines
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.export import ExportOptions, ExportRecord
 from schemas.manifest import EngineRun, Part, RunRecord
@@ -41,7 +40,7 @@ def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
     columns = ["flags", "finish_reason", "engine", "engine_release", "plan"]
     columns += [f"turns.list.element.{name}" for name in _LENGTH_COLUMNS]
     for part in parts:
-        with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
+        with opened_parquet(folder, f"{DATA}/{part.name}") as file:
             table = file.read(columns=columns)
         for row in table.to_pylist():
             facts.flags.update(row["flags"])

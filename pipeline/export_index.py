@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.checkpoint import DATA
 from pipeline.export_rows import KEY_COLUMNS
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.export import ExportOptions
 from schemas.manifest import Part
@@ -84,7 +84,7 @@ def index_rows(
     drop_flags = set(options.drop_flags)
     for part in parts:
         columns = [*KEY_COLUMNS, "status", "flags"]
-        with pq.ParquetFile(folder.path(f"{DATA}/{part.name}")) as file:
+        with opened_parquet(folder, f"{DATA}/{part.name}") as file:
             table = file.read(columns=columns)
         ids += table["row_id"].chunks
         samples += table["sample_index"].chunks

@@ -9,7 +9,6 @@ carried columns go to the output.
 import base64
 import io
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +16,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.prompt import Message, Problem, Prompt
 
@@ -62,10 +62,8 @@ class FrozenPrompts:
     def ids(self) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Row ids and content hashes in order, a file's worth at a time."""
         for file_number in range(-(-self.num_rows // _FILE_ROWS)):
-            table = pq.read_table(
-                self.folder.path(_file_name(self.name, file_number)),
-                columns=["row_id", "content_hash"],
-            )
+            with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
+                table = file.read(columns=["row_id", "content_hash"])
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
 
     def all_prompts(self) -> Iterator[Prompt]:
@@ -73,7 +71,7 @@ class FrozenPrompts:
 
     def _read_group(self, group_number: int) -> list[Prompt]:
         file_number, group = divmod(group_number, _FILE_ROWS // _GROUP_ROWS)
-        with pq.ParquetFile(self.folder.path(_file_name(self.name, file_number))) as file:
+        with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
             return [_prompt_from_frozen(row) for row in file.read_row_group(group).to_pylist()]
 
 
@@ -123,16 +121,16 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
 
 def remove_other_sets(folder: Folder, name: str) -> None:
     """Drop what earlier inputs left; a foreign file beside the sets stays."""
-    for other in folder.names(PROMPTS):
-        if other != name and folder.path(f"{PROMPTS}/{other}").is_dir():
+    for other in folder.folder_names(PROMPTS):
+        if other != name:
             _remove_set(folder, other)
 
 
 def _remove_set(folder: Folder, name: str) -> None:
     """The index first, so that a set is never taken for whole when it is not."""
     folder.remove(f"{PROMPTS}/{name}/index.json")
-    # A file that another process has open on a network file system may stay: it harms nothing.
-    shutil.rmtree(folder.path(f"{PROMPTS}/{name}"), ignore_errors=True)
+    # What stays of it harms nothing.
+    folder.remove_folder(f"{PROMPTS}/{name}")
 
 
 def schema_from_text(text: str) -> pa.Schema:

@@ -59,7 +59,7 @@ def folder_update(
     log = read_live_log(folder)
     if log is None or not log.readings:
         raise ConfigError(
-            f"{folder.root}: no readings here: engines tell the first some seconds after their "
+            f"{folder.where}: no readings here: engines tell the first some seconds after their "
             "first request"
         )
     manifest = checkpoint.read_manifest(folder)
@@ -103,7 +103,7 @@ def update(log: LiveLog, config: RunFile, rows: RowCounts, expected: Expectation
 
 def config_of(folder: Folder, log: LiveLog) -> RunFile:
     """The run file that the readings were taken under."""
-    return run_file_of(log.run_file, f"{folder.path(READINGS_FILE)}, its run file")
+    return run_file_of(log.run_file, f"{folder.place(READINGS_FILE)}, its run file")
 
 
 # --- what was expected --------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def read_live_log(folder: Folder) -> LiveLog | None:
             log = _with_record(log, json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{folder.path(READINGS_FILE)} line {number}: found no reading of a run: {error!r}"
+                f"{folder.place(READINGS_FILE)} line {number}: found no reading of a run: {error!r}"
             ) from None
     return log
 

@@ -1,4 +1,4 @@
-"""The one door to a destination, on a file system or in an object store.
+"""The one door to object stores, and to the destination of an export wherever it is.
 
 `pyarrow.fs` and not fsspec: it is in the wheel that writes the parquet, S3 and its multipart upload
 included, where fsspec takes a package a store, each with a cloud SDK of its own.
@@ -8,25 +8,49 @@ another name, synced and renamed. A store has no rename, and needs none: an obje
 upload is completed, never in part, and a process that is killed completes none. After an error the
 library may complete an upload that is cut short; the next export writes over it. What makes many
 files one data set is the last object written, `export.json`.
+
+A request to a store that fails is tried again for some seconds, after the store's own library has
+done so.
 """
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from pipeline.errors import ConfigError
+from schemas.config import is_url
+
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Shorter in all than `work.lease_ttl_s`, for which a coordinator that waits here hears no worker.
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a folder in a store."""
+
+    name: str
+    is_file: bool
+    size_bytes: int
+    modified_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A folder or a prefix of a bucket; names are relative to it."""
+    """A folder or a prefix of a bucket; names are relative to it.
+
+    Raises ConfigError when the store cannot be used, FileNotFoundError for what is not there.
+    """
 
     where: str
     _filesystem: Any
@@ -36,30 +60,57 @@ class Store:
     def is_local(self) -> bool:
         return isinstance(self._filesystem, fs.LocalFileSystem)
 
+    @property
+    def bucket(self) -> str:
+        return self._root.partition("/")[0]
+
+    def has_bucket(self) -> bool:
+        """Asked once: whoever sets a run up hears of a wrong key at once."""
+        with self._told():
+            found = self._filesystem.get_file_info(self.bucket)
+        return bool(found.type != fs.FileType.NotFound)
+
+    def entry(self, name: str) -> Entry | None:
+        info = self._patiently(lambda: self._filesystem.get_file_info(self._path(name)))
+        return None if info.type == fs.FileType.NotFound else _entry(info, name)
+
+    def entries(self, name: str = ".") -> list[Entry]:
+        """Of one folder, sorted; none when it is not there."""
+        return sorted(self._listed(name, recursive=False), key=lambda entry: entry.name)
+
     def size_bytes(self, name: str) -> int | None:
         """None where there is no such file."""
-        with self._told():
-            info = self._filesystem.get_file_info(self._path(name))
-        return info.size if info.type == fs.FileType.File else None
+        found = self.entry(name)
+        return found.size_bytes if found is not None and found.is_file else None
 
-    def names(self) -> list[str]:
+    def names(self, name: str = ".") -> list[str]:
         """Of all files, however deep."""
-        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        with self._told():
-            infos = self._filesystem.get_file_info(selector)
-        files = [info.path for info in infos if info.type == fs.FileType.File]
-        return sorted(path[len(self._root) :].lstrip("/") for path in files)
+        return sorted(entry.name for entry in self.files(name))
+
+    def files(self, name: str = ".") -> list[Entry]:
+        """All of them, however deep; their names are relative to the store."""
+        return [entry for entry in self._listed(name, recursive=True) if entry.is_file]
 
     def read(self, name: str) -> bytes:
-        with self._told(), self._filesystem.open_input_stream(self._path(name)) as stream:
-            return bytes(stream.read())
+        def whole() -> bytes:
+            with self._filesystem.open_input_stream(self._path(name)) as stream:
+                return bytes(stream.read())
+
+        return self._patiently(whole)
 
     def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
-        return self._filesystem.open_input_file(self._path(name))
+        """A file to read parts of; to be closed by the caller."""
+        opened = self._patiently(lambda: self._filesystem.open_input_file(self._path(name)))
+        if self.is_local:
+            return opened
+        return pa.PythonFile(_PatientFile(opened, self._patiently), mode="r")
 
     def write_whole(self, name: str, data: bytes) -> None:
-        with self.writing(name) as stream:
-            stream.write(data)
+        def write() -> None:
+            with self.writing(name) as stream:
+                stream.write(data)
+
+        self._patiently(write)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
@@ -84,34 +135,138 @@ class Store:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def copy(self, source: str, target: str) -> None:
+        """Within the store; no byte of it passes here."""
+        self._patiently(lambda: self._filesystem.copy_file(self._path(source), self._path(target)))
+
     def remove(self, name: str) -> None:
-        with self._told():
-            self._filesystem.delete_file(self._path(name))
+        """A file; none there is no fault."""
+
+        try:
+            self._patiently(lambda: self._filesystem.delete_file(self._path(name)))
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, name: str) -> None:
+        path = self._path(name)
+        self._patiently(lambda: self._filesystem.delete_dir_contents(path, missing_dir_ok=True))
+
+    # -- inside
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return self._root if name in ("", ".") else f"{self._root}/{name}"
+
+    def _listed(self, name: str, *, recursive: bool) -> list[Entry]:
+        top = self._path(name)
+        selector = fs.FileSelector(top, recursive=recursive, allow_not_found=True)
+        infos = self._patiently(lambda: self._filesystem.get_file_info(selector))
+        start = len(self._root.strip("/")) + 1
+        return [
+            _entry(info, info.path.strip("/")[start:] if recursive else info.base_name)
+            for info in infos
+            if info.base_name
+        ]
+
+    def _patiently(self, request: Callable[[], Answer]) -> Answer:
+        for pause_s in () if self.is_local else _PAUSES_S:
+            try:
+                return request()
+            except FileNotFoundError:
+                raise
+            except (OSError, ConfigError):
+                sleep(pause_s)
+        with self._told():
+            return request()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise
         except OSError as error:
             said = str(error).splitlines()[0]
             raise ConfigError(f"{self.where}: cannot be used: {said}") from None
 
 
+def _entry(info: Any, name: str) -> Entry:  # noqa: ANN401 - pyarrow ships no types
+    is_file = info.type == fs.FileType.File
+    return Entry(
+        name=name,
+        is_file=is_file,
+        size_bytes=info.size if is_file else 0,
+        modified_ns=info.mtime_ns or 0,
+    )
+
+
+class _PatientFile:
+    """What pyarrow asks of a file that is read in parts, each part asked for patiently."""
+
+    closed = False
+
+    def __init__(self, file: Any, patiently: Callable[[Callable[[], Any]], Any]) -> None:  # noqa: ANN401
+        self._file, self._patiently, self._size = file, patiently, int(file.size())
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        wanted = left if num_bytes < 0 else min(num_bytes, left)
+        at = self._position
+        data = bytes(self._patiently(lambda: self._file.read_at(wanted, at))) if wanted else b""
+        self._position += len(data)
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
+
+
+# -- opening
+
+
+def _with_one_request_uploads(where: str) -> str:
+    """A small object goes up in one request and not in three, unless the URL says otherwise."""
+    if not where.startswith("s3://") or "allow_delayed_open=" in where:
+        return where
+    return f"{where}{'&' if '?' in where else '?'}allow_delayed_open=true"
+
+
+def place(where: str, name: str) -> str:
+    """A file under a path or URL, as people are told of it."""
+    address, question, options = where.partition("?") if is_url(where) else (where, "", "")
+    return where if name == "." else f"{address.rstrip('/')}/{name}{question}{options}"
+
+
 def open_store(where: str) -> Store:
     """A path, or a URL such as s3://bucket/prefix; keys and endpoint come from the environment.
 
-    Raises ConfigError for a URL that names no store.
+    Raises ConfigError for a URL that names no store, and for one that holds a key: URLs are shown.
     """
-    if "://" not in where:
-        root = Path(where).absolute()
-        if root.is_file():
-            raise ConfigError(f"{where}: found a file; expected a folder")
-        return Store(where, fs.LocalFileSystem(), str(root))
+    if not is_url(where) and Path(where).is_file():
+        raise ConfigError(f"{where}: found a file; expected a folder")
+    return open_place(where)
+
+
+def open_place(where: str) -> Store:
+    """The same for what may be a file: `.` is its name then."""
+    if not is_url(where):
+        return Store(where, fs.LocalFileSystem(), str(Path(where).absolute()))
+    address = urlsplit(where)
+    if address.scheme == "s3" and "@" in address.netloc:
+        raise ConfigError(
+            f"s3://…@{address.hostname}{address.path}: found a key in the URL; expected it in the "
+            f"environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     try:
-        filesystem, root_path = fs.FileSystem.from_uri(where)
+        filesystem, root_path = fs.FileSystem.from_uri(_with_one_request_uploads(where))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"{where}: not a store that can be opened: {said}") from None

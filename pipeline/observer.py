@@ -145,7 +145,7 @@ class Observer:
         return Notice(
             event=NOTICES[event.kind],
             run=self.run_id,
-            folder=str(self.folder.root),
+            folder=self.folder.where,
             at_s=event.at_s,
             text=event.text,
             rows_done=rows_done,

@@ -57,7 +57,7 @@ def input_fingerprint(config: PromptsConfig) -> str | None:
     files = input_files(config)
     if not files:
         return None
-    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(file.where, file.size_bytes, file.modified_ns) for file in files]
     text = json.dumps([_FROZEN_FORMAT, stats, config.model_dump()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

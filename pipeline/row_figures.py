@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.checkpoint import DATA
+from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
 from schemas.completion import COMPLETION_SCHEMA
 
@@ -82,7 +82,7 @@ class RowFigures:
                 continue
             self._seen.add(name)
             try:
-                with pq.ParquetFile(folder.path(f"{DATA}/{name}")) as file:
+                with opened_parquet(folder, f"{DATA}/{name}") as file:
                     self._choose_category(file.schema_arrow)
                     table = file.read(columns=[*_COLUMNS, *filter(None, [self._category])])
             except (pa.ArrowException, OSError):

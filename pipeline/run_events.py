@@ -50,7 +50,7 @@ def trim_events(folder: Folder, *, most: int = _MOST_EVENTS) -> None:
     """Keep the newer half of a file that has more than `most` lines."""
     lines = list(folder.read_lines(EVENTS_FILE))
     if len(lines) > most:
-        folder.write_whole(EVENTS_FILE, b"".join(line + b"\n" for line in lines[-(most // 2) :]))
+        folder.replace_lines(EVENTS_FILE, lines[-(most // 2) :])
 
 
 def read_events(folder: Folder) -> list[RunEvent]:

@@ -7,7 +7,6 @@ tokens.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.engines.tokens import model_token_counter
 from pipeline.errors import ConfigError, PlanError
 from pipeline.intake import FrozenPrompts
+from pipeline.object_store import open_store, place
 from pipeline.planner.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.prompts import read_prompts
 from pipeline.rows import history
@@ -103,7 +103,7 @@ def _counted(config: RunFile, kept: list[tuple[Message, ...]]) -> PromptLengths:
 
 
 def expected_lengths(
-    config: RunFile, pilot: Path | None = None, *, limit_tokens: int | None = None
+    config: RunFile, pilot: str | None = None, *, limit_tokens: int | None = None
 ) -> LengthModel:
     """A pilot's completions, a column, the run file's word, or the prior: the first there is."""
     limit = limit_tokens or config.sampling.max_tokens
@@ -125,14 +125,23 @@ def expected_lengths(
     )
 
 
-def _pilot_turns(folder: Path) -> Iterator[tuple[int, bool]]:
+def _pilot_turns(folder: str) -> Iterator[tuple[int, bool]]:
     """Tokens of every regenerated turn in a run's published parts, and whether a limit ended it."""
-    files = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
-    if not files:
+    store = open_store(folder)
+    names = [
+        f"{within}/{entry.name}"
+        for within in ("data", ".")
+        for entry in store.entries(within)
+        if entry.is_file and entry.name.endswith(".parquet")
+    ]
+    if not names:
         raise PlanError(f"--lengths-from {folder}: no parquet file in it or in its data folder")
-    for file in files:
+    published = [name for name in names if name.startswith("data/")]
+    for name in published or names:
+        file = place(folder, name.removeprefix("./"))
         try:
-            column = pq.read_table(file, columns=["turns"]).column("turns")
+            with store.open_input(name) as opened:
+                column = pq.read_table(opened, columns=["turns"]).column("turns")
         except (OSError, ValueError) as error:
             said = str(error).splitlines()[0]
             raise PlanError(f"--lengths-from {file}: cannot read column turns: {said}") from None

@@ -100,7 +100,7 @@ def prepare(
     )
     remove_other_sets(folder, frozen.name)
     plan = SessionPlan(
-        root=folder.root,
+        root=folder.where,
         config=config,
         run_id=record.run_id,
         session_id=session.session_id,

@@ -27,7 +27,7 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     days_left = live.days_left if live and is_heard and rows_open else None
     eta_s = rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None)
     return RunStatus(
-        folder=str(folder.root),
+        folder=folder.where,
         state=state,
         rows_total=session.rows_total,
         rows_done=rows_done,
@@ -49,21 +49,19 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
 
 def check_has_run(folder: Folder) -> None:
     """Raises ConfigError where there is no folder, or no run in it."""
-    if not folder.root.exists():
-        raise ConfigError(f"{folder.root}: no such folder; expected the output.folder of a run")
-    if not folder.root.is_dir():
-        raise ConfigError(f"{folder.root}: found a file; expected the output.folder of a run")
+    if (fault := folder.fault()) is not None:
+        raise ConfigError(f"{folder.where}: {fault}; expected the output.folder of a run")
     if checkpoint.read_run(folder) is None:
-        raise ConfigError(f"{folder.root}: no run here: it has no {checkpoint.RUN_FILE}")
+        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
 
 
 def check_has_begun(folder: Folder, manifest: RunManifest) -> None:
     """Raises ConfigError where no session is listed, or none of the lines is an event."""
     if not manifest.sessions and manifest.unreadable_lines:
-        where = f"{folder.path(checkpoint.MANIFEST_FILE)} line {manifest.unreadable_lines[0]}"
+        where = f"{folder.place(checkpoint.MANIFEST_FILE)} line {manifest.unreadable_lines[0]}"
         raise ConfigError(f"{where}: found no event of a run, and no session in any other line")
     if not manifest.sessions:
-        raise ConfigError(f"{folder.root}: the run here has not begun: it has read no prompts yet")
+        raise ConfigError(f"{folder.where}: the run here has not begun: it has read no prompts yet")
 
 
 def _live(folder: Folder, session: Session) -> Progress | None:

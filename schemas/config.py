@@ -30,11 +30,19 @@ _SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key
 _OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
+def is_url(where: str) -> bool:
+    """Whether it is the URL of a place in an object store and no path."""
+    return "://" in where
+
+
 class PromptsConfig(Section):
     """Where the prompts are and which columns they stand in."""
 
     path: str
-    """A parquet or JSON-lines file, a folder of them, a saved data set, or a hub name."""
+    """A parquet or JSON-lines file, a folder of them, a saved data set, or a hub name.
+
+    A file or folder may be in an object store: `s3://bucket/prompts.parquet`.
+    """
     name: str | None = None
     """The configuration of a hub data set."""
     split: str = "train"
@@ -236,6 +244,7 @@ class WorkConfig(Section):
 
 class OutputConfig(Section):
     folder: str
+    """A path that every node sees, or a prefix in an object store: `s3://bucket/run`."""
     flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
 
 

@@ -1,7 +1,6 @@
 """SessionPlan: what one driver tells its actors."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from schemas.config import RunFile
 
@@ -32,7 +31,8 @@ class CanaryPlan:
 class SessionPlan:
     """All that the actors need to know, fixed when the driver has put the folder in order."""
 
-    root: Path
+    root: str
+    """Path or URL of the output folder."""
     config: RunFile
     run_id: str
     session_id: str

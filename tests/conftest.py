@@ -1,9 +1,13 @@
 """Fixtures that several layers share."""
 
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from moto.server import ThreadedMotoServer
 
 from schemas.completion import Completion, Turn
 from schemas.prompt import Message, SamplingParams
@@ -75,3 +79,25 @@ def completion() -> Callable[..., Completion]:
         return replace(_COMPLETION, **values)  # type: ignore[arg-type]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A real S3-compatible server on loopback, with a bucket `sets`."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    request = urllib.request.Request(f"http://{host}:{port}/sets", method="PUT")
+    urllib.request.urlopen(request).close()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty prefix there; the keys are in the environment, as they are for users."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "loopback")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "loopback-secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    endpoint = quote(s3_endpoint, safe="")
+    return f"s3://sets{tmp_path}?endpoint_override={endpoint}&region=us-east-1"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pipeline import checkpoint
 from pipeline.intake import FrozenPrompts, freeze
 from pipeline.shards import Ledger
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport
 from schemas.prompt import Message, Problem, Prompt

@@ -16,7 +16,7 @@ from pipeline.live_log import READINGS_FILE
 from pipeline.report_sources import write_run_file
 from pipeline.run_events import append_events, event_of
 from pipeline.status import LIVE_FILE
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.estimate import LiveReading

@@ -33,15 +33,7 @@ class Run:
     """The cluster to join; None: a local Ray of its own."""
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        address = {"RAY_ADDRESS": self.ray_address} if self.ray_address else {}
-        return subprocess.Popen(
-            [sys.executable, "-m", "jobs.regenerate", str(self.run_file), *arguments],
-            cwd=ROOT,
-            env={**os.environ, **address},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start_job(self.run_file, *arguments, ray_address=self.ray_address)
 
     def finish(self, *arguments: str) -> "Ended":
         return ended(self.start(*arguments))
@@ -72,6 +64,21 @@ class Run:
         lines = manifest.read_text().splitlines()
         events = [json.loads(line) for line in lines if line.endswith("}")]
         return sum(len(event.get("row_ids", ())) for event in events)
+
+
+def start_job(
+    run_file: Path, *arguments: str, ray_address: str | None = None
+) -> "subprocess.Popen[str]":
+    """`ray_address` is the cluster to join; None: a local Ray of its own."""
+    address = {"RAY_ADDRESS": ray_address} if ray_address else {}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs.regenerate", str(run_file), *arguments],
+        cwd=ROOT,
+        env={**os.environ, **address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

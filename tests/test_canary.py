@@ -28,7 +28,7 @@ from pipeline.intake import schema_from_text
 from pipeline.run_events import read_events
 from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, HELD, PENDING, Ledger
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.progress import WorkerReport

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import GenericAlias
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import datasets
 import pyarrow as pa
@@ -17,11 +17,12 @@ import pytest
 from pipeline import checkpoint
 from pipeline.checkpoint import DATA, MANIFEST_FILE, QUARANTINE, RUN_FILE, STAGING, DoneRows
 from pipeline.errors import ResumeError
-from pipeline.storage import Folder
+from pipeline.storage import Folder, LocalFolder
 from schemas.completion import COMPLETION_SCHEMA, Completion, Turn
 from schemas.manifest import EngineRun, FailedRow, Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Message, SamplingParams
 
+AnyFolder = TypeVar("AnyFolder", bound=Folder)
 Build = Callable[..., Completion]
 
 NO_COLUMNS = pa.schema([])
@@ -38,8 +39,11 @@ SESSION = Session(
 )
 
 
-def fresh(path: Path) -> Folder:
-    folder = Folder(path)
+def fresh(path: Path) -> LocalFolder:
+    return begun(LocalFolder(path))
+
+
+def begun(folder: AnyFolder) -> AnyFolder:
     folder.make()
     checkpoint.write_run(folder, RECORD)
     checkpoint.begin_session(folder, SESSION)
@@ -69,8 +73,13 @@ def recovered(folder: Folder) -> checkpoint.Recovery:
 
 def visible(folder: Folder) -> list[dict[str, object]]:
     """What a reader sees that globs `data/`, whatever the manifest says."""
-    paths = sorted(folder.path(DATA).glob("*.parquet"))
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+    names = [name for name in folder.names(DATA) if name.endswith(".parquet")]
+    return [row for name in names for row in table_of(folder, name).to_pylist()]
+
+
+def table_of(folder: Folder, name: str) -> pa.Table:
+    with folder.open_input(f"{DATA}/{name}") as file:
+        return pq.read_table(file)
 
 
 def visible_ids(folder: Folder) -> list[object]:
@@ -82,7 +91,7 @@ def assert_in_order(folder: Folder) -> None:
     parts = checkpoint.read_manifest(folder).parts
     assert folder.names(DATA) == sorted(parts)
     for name, part in parts.items():
-        table = pq.read_table(folder.path(f"{DATA}/{name}"))
+        table = table_of(folder, name)
         assert table["row_id"].to_pylist() == list(part.row_ids)
         assert table["sample_index"].to_pylist() == list(part.sample_indexes)
         assert table["content_hash"].to_pylist() == list(part.content_hashes)
@@ -254,7 +263,7 @@ def test_example_is_an_ok_row_where_there_is_any(tmp_path: Path, completion: Bui
 
 
 def test_run_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     assert checkpoint.read_run(folder) is None
     record = dataclasses.replace(
         RECORD,
@@ -267,7 +276,7 @@ def test_run_record_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "\xff"])
 def test_run_record_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.write_whole(RUN_FILE, text.encode("latin-1"))
     with pytest.raises(ResumeError, match="not a run record"):
         checkpoint.read_run(folder)
@@ -379,7 +388,9 @@ def test_truncated_part_is_set_aside_and_its_rows_are_open(
     assert_in_order(folder)
 
 
-def write_foreign(folder: Folder, name: str, metadata: dict[bytes, bytes] | None = None) -> None:
+def write_foreign(
+    folder: LocalFolder, name: str, metadata: dict[bytes, bytes] | None = None
+) -> None:
     table = pa.table({"x": [1]}).replace_schema_metadata(metadata)
     pq.write_table(table, folder.path(name))
 
@@ -608,7 +619,7 @@ When = Literal["before", "half", "after"]
 
 
 @dataclass(frozen=True, slots=True)
-class CrashingFolder(Folder):
+class CrashingFolder(LocalFolder):
     """Stops at its `crash_at`th change of the disk: before it, after it, or half-way through."""
 
     crash_at: int = 0
@@ -616,28 +627,28 @@ class CrashingFolder(Folder):
     changes: list[str] = field(default_factory=list)
 
     def make(self, name: str = ".") -> None:
-        self._change(f"make {name}", lambda: Folder.make(self, name), lambda: None)
+        self._change(f"make {name}", lambda: LocalFolder.make(self, name), lambda: None)
 
     def write_whole(self, name: str, data: bytes) -> None:
         temporary = self.path(name).with_name(f".{Path(name).name}.0a1b2c3d.tmp")
         self._change(
             f"write {name}",
-            lambda: Folder.write_whole(self, name, data),
+            lambda: LocalFolder.write_whole(self, name, data),
             lambda: temporary.write_bytes(data[: len(data) // 2]),
         )
 
     def append_line(self, name: str, line: bytes) -> None:
         self._change(
             f"append {name}",
-            lambda: Folder.append_line(self, name, line),
-            lambda: Folder.append_line(self, name, line[: len(line) // 2]),
+            lambda: LocalFolder.append_line(self, name, line),
+            lambda: LocalFolder.append_line(self, name, line[: len(line) // 2]),
         )
 
     def move(self, source: str, target: str) -> None:
-        self._change(f"move {source}", lambda: Folder.move(self, source, target), lambda: None)
+        self._change(f"move {source}", lambda: LocalFolder.move(self, source, target), lambda: None)
 
     def remove(self, name: str) -> None:
-        self._change(f"remove {name}", lambda: Folder.remove(self, name), lambda: None)
+        self._change(f"remove {name}", lambda: LocalFolder.remove(self, name), lambda: None)
 
     def _change(self, name: str, act: Callable[[], None], half: Callable[[], object]) -> None:
         self.changes.append(name)
@@ -670,7 +681,7 @@ def publishing(folder: Folder, build: Build) -> None:
     checkpoint.list_failed(folder, failed)
 
 
-def before_recovering(folder: Folder, build: Build) -> None:
+def before_recovering(folder: LocalFolder, build: Build) -> None:
     """One of everything that a folder can hold after crashes and visitors."""
     before_publishing(folder, build)
     published(folder, "p2", [build("r02"), build("r03")])
@@ -705,7 +716,8 @@ def taking_back(folder: Folder, build: Build) -> None:
     taken_back(folder)
 
 
-STEPS: dict[str, tuple[Callable[[Folder, Build], None], Callable[[Folder, Build], None], int]] = {
+Step = Callable[[LocalFolder, Build], None]
+STEPS: dict[str, tuple[Step, Step, int]] = {
     "publish": (before_publishing, publishing, 10),
     "recover": (before_recovering, recovering, 16),
     "take back errors": (before_taking_back, taking_back, 10),
@@ -737,7 +749,7 @@ def test_crash_loses_nothing_and_doubles_nothing(
     safe = safe_rows(crashing, is_messy=act == "recover")
     with pytest.raises(CrashError):
         work(crashing, completion)
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     if act != "recover":
         # What `recover` is handed here is what readers see meanwhile: whole parts, each row once.
         ids = visible_ids(folder)
@@ -784,8 +796,8 @@ def test_published_row_outlives_a_crash_that_follows(tmp_path: Path, completion:
         expected = {"r00"} | ({"r02", "r03"} if step > 3 else set())
         expected |= {"r04"} if step > 4 else set()
         expected |= {"r06"} if step > 9 else set()
-        recovered(Folder(path))
-        assert expected <= set(visible_ids(Folder(path))), step
+        recovered(LocalFolder(path))
+        assert expected <= set(visible_ids(LocalFolder(path))), step
 
 
 def test_readers_can_load_the_data_set_during_a_run(

@@ -14,7 +14,7 @@ import pytest
 from pipeline import driver_lock
 from pipeline.driver_lock import LOCK_FILE, STALE_AFTER_S, Holder
 from pipeline.errors import DriverLostError, ResumeError
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,7 +22,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from pipeline import driver_lock
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 
 driver_lock.acquire(Folder(Path(sys.argv[1])), driver_lock.this_process(), time.sleep)
 print("held", flush=True)

@@ -21,7 +21,7 @@ from pipeline.engines.ladder import _WAIT_S
 from pipeline.engines.launch import Launch, server_figures
 from pipeline.errors import EngineError
 from pipeline.shards import Ledger
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt

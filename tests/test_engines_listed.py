@@ -7,7 +7,7 @@ from desk import frozen, prompts_of
 
 from pipeline import checkpoint, driver_lock
 from pipeline.coordinator import Coordinator
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.config import RunFile
 from schemas.progress import WorkerReport, WorkerState
 from schemas.session import SessionPlan
@@ -23,7 +23,7 @@ def coordinator(tmp_path: Path) -> Coordinator:
         {"prompts": {"path": "x"}, "model": "m", "output": {"folder": str(tmp_path)}}
     )
     plan = SessionPlan(
-        root=tmp_path,
+        root=str(tmp_path),
         config=config,
         run_id="r",
         session_id="s",

@@ -19,7 +19,7 @@ from jobs.export import main
 from pipeline import checkpoint, export
 from pipeline.intake import schema_from_text
 from pipeline.session import prepare
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.manifest import EngineRun

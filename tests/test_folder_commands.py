@@ -12,7 +12,7 @@ from jobs import canary, estimate, report, status
 from pipeline.checkpoint import MANIFEST_FILE, RUN_FILE
 from pipeline.report_sources import RUN_FILE_COPY
 from pipeline.run_events import EVENTS_FILE
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 
 COMMANDS: dict[str, Callable[[Path], int]] = {
     "status": lambda folder: status.main([str(folder)]),

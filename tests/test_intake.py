@@ -21,7 +21,7 @@ from pipeline.intake import (
     schema_from_text,
 )
 from pipeline.prompts import read_prompts
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.config import PromptsConfig
 from schemas.prompt import Message, Problem, Prompt

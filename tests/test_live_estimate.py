@@ -18,7 +18,7 @@ from pipeline.planner.lengths import log_normal_cut
 from pipeline.planner.run_update import DryRun, NoDryRun
 from pipeline.planner.throughput import rate_at
 from pipeline.run_query import configured_group
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.config import HardwareConfig, LengthsConfig, RunFile
 from schemas.estimate import RunUpdate
 from schemas.live import LiveSpan

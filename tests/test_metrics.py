@@ -14,7 +14,7 @@ from pipeline import driver_lock
 from pipeline.metrics import EXPORTED, METRICS, RunMetrics
 from pipeline.run_history import read_history
 from pipeline.status import LIVE_FILE, run_status
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.estimate import Band
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport

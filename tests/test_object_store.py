@@ -1,11 +1,7 @@
-"""A destination on disk and in an object store: files are whole or absent, and names are the same.
-
-The store is moto's S3 server on loopback; `pip install 'moto[server]'` brings it.
-"""
+"""A destination on disk and in a store: files are whole or absent, and names are the same."""
 
 import json
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,24 +14,6 @@ from pipeline.object_store import open_store
 from schemas.completion import Completion
 
 Build = Callable[..., Completion]
-
-
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of an empty prefix in a real S3-compatible server, which keeps objects for all."""
-    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "loopback")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "loopback")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    try:
-        request = urllib.request.Request(f"http://{host}:{port}/sets", method="PUT")
-        urllib.request.urlopen(request).close()
-        yield f"s3://sets/{tmp_path.name}?endpoint_override=http%3A%2F%2F{host}%3A{port}&region=us-east-1"
-    finally:
-        server.stop()
 
 
 def test_export_to_an_object_store_is_the_one_to_a_folder(

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, DriverLostError, EngineError
 from pipeline.observer import REPORT_FILE, Observer
 from pipeline.report_sources import read_run_file_copy
 from pipeline.run_events import EVENTS_FILE, append_events, event_of, read_events, trim_events
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from pipeline.webhook import Notice, Webhook, webhook_of
 from schemas.config import EventsConfig
 from schemas.progress import Progress

@@ -25,7 +25,7 @@ from pipeline.engines.health import metrics_of
 from pipeline.engines.launch_log import figures, notes
 from pipeline.intake import FrozenPrompts
 from pipeline.shards import Ledger
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile

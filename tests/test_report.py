@@ -29,7 +29,7 @@ from pipeline.row_figures import RowFigures
 from pipeline.run_events import append_events, event_of
 from pipeline.run_history import read_history
 from pipeline.status import run_status
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.manifest import EngineRun
 

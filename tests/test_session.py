@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, ResumeError
 from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, PENDING
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.manifest import Part

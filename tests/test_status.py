@@ -21,7 +21,7 @@ from pipeline import checkpoint, driver_lock
 from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.status import LIVE_FILE, run_status
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session

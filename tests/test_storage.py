@@ -6,7 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 
 
 def test_written_file_holds_the_bytes_and_leaves_no_other_name(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.rows import conversation, history
 from pipeline.shards import Ledger
-from pipeline.storage import Folder
+from pipeline.storage import LocalFolder as Folder
 from pipeline.tries import Starts
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn

@@ -40,7 +40,7 @@ from pipeline.engines.tokens import (
     most_tokens,
 )
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
-from pipeline.storage import Folder
+from pipeline.store_folder import open_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.prompt import Message, Request, SamplingParams
@@ -248,7 +248,7 @@ class ServedEngine:
 
     def _new_launch(self) -> Launch:
         release = self.config.planner.sglang_version
-        folder = Folder(Path(self.config.output.folder))
+        folder = open_folder(self.config.output.folder)
         return Launch(config=self.config, folder=folder, log=self.log, release=release)
 
     async def _start_sglang(self, launch: Launch) -> None:

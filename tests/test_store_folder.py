@@ -1,0 +1,350 @@
+"""A run's folder in an object store: what no rename, no append and no lock are made up for with.
+
+Crashes and races are tried on a store in memory, where each request is a step; the requests
+themselves go to a real S3-compatible server.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Barrier
+from typing import Any, Literal
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import fs
+from test_checkpoint import (
+    EXPECTED,
+    assert_in_order,
+    before_publishing,
+    before_taking_back,
+    begun,
+    finish,
+    published,
+    publishing,
+    recovered,
+    safe_rows,
+    staged,
+    taking_back,
+    visible_ids,
+)
+
+from pipeline import checkpoint, driver_lock, store_folder
+from pipeline.checkpoint import DATA, MANIFEST_FILE, STAGING
+from pipeline.errors import ConfigError, ResumeError
+from pipeline.object_store import Store
+from pipeline.storage import Folder, LocalFolder
+from pipeline.store_folder import StoreFolder, open_folder
+from schemas.completion import Completion
+
+Build = Callable[..., Completion]
+When = Literal["before", "after"]
+
+
+class CrashError(Exception):
+    """The machine stops here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashingStore(Store):
+    """Stops at its `crash_at`th change: before it or after it. An object is never half there."""
+
+    crash_at: int = 0
+    when: When = "after"
+    changes: list[str] = field(default_factory=list)
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        self._change(f"write {name}", lambda: Store.write_whole(self, name, data))
+
+    def copy(self, source: str, target: str) -> None:
+        self._change(f"copy {source}", lambda: Store.copy(self, source, target))
+
+    def remove(self, name: str) -> None:
+        self._change(f"remove {name}", lambda: Store.remove(self, name))
+
+    def _change(self, name: str, act: Callable[[], None]) -> None:
+        self.changes.append(name)
+        is_here = len(self.changes) == self.crash_at
+        if is_here and self.when == "before":
+            raise CrashError(name)
+        act()
+        if is_here:
+            raise CrashError(name)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the same folder of a store in memory, each time as another process would."""
+    store, root = MemoryFileSystem(), f"bucket{tmp_path}"
+    store.makedirs("/bucket", exist_ok=True)
+
+    def opened(kind: type[Store] = Store, **options: object) -> StoreFolder:
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(store))
+        return StoreFolder(kind("memory://bucket", filesystem, root, **options))
+
+    yield opened
+    store.rm("/bucket", recursive=True)
+
+
+# -- crashes
+
+
+def before_recovering(folder: Folder, build: Build) -> None:
+    """What crashes leave in a store."""
+    before_publishing(folder, build)
+    published(folder, "p2", [build("r02"), build("r03")])
+    staged(folder, "p3", [build("r04"), build("r05", error=True)])
+    folder.move(f"{STAGING}/p3.parquet", f"{DATA}/p3.parquet")
+    staged(folder, "p4", [build("r06")])
+    staged(folder, "p5", [build("r06"), build("r07")])
+    published(folder, "p8", [build("r09")])
+    folder.remove(f"{DATA}/p8.parquet")
+    published(folder, "p9", [build("r10")])
+    folder.write_whole(f"{DATA}/p9.parquet", folder.read(f"{DATA}/p9.parquet")[:-9])
+    folder.write_whole(f"{STAGING}/p2.parquet", folder.read(f"{DATA}/p2.parquet"))
+
+
+def recovering(folder: Folder, build: Build) -> None:
+    recovered(folder)
+
+
+Step = Callable[[Folder, Build], None]
+STEPS: dict[str, tuple[Step, Step, int]] = {
+    "publish": (before_publishing, publishing, 12),
+    "recover": (before_recovering, recovering, 10),
+    "take back errors": (before_taking_back, taking_back, 12),
+}
+"""What stands before, what crashes, and how many changes that takes."""
+
+
+@pytest.mark.parametrize("act", STEPS)
+def test_every_change_to_the_store_is_crashed(
+    memory: Callable[..., StoreFolder], completion: Build, act: str
+) -> None:
+    prepare, work, num_changes = STEPS[act]
+    prepare(begun(memory()), completion)
+    changes: list[str] = []
+    work(memory(CrashingStore, changes=changes), completion)
+    assert len(changes) == num_changes, changes
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("act", "step"), [(act, step + 1) for act in STEPS for step in range(STEPS[act][2])]
+)
+def test_crash_in_a_store_loses_nothing_and_doubles_nothing(
+    memory: Callable[..., StoreFolder], completion: Build, act: str, step: int, when: When
+) -> None:
+    prepare, work, _ = STEPS[act]
+    prepare(begun(memory()), completion)
+    crashing = memory(CrashingStore, crash_at=step, when=when)
+    safe = {"r00", "r02", "r03", "r04", "r06"}
+    if act != "recover":
+        safe = safe_rows(crashing, is_messy=False)  # type: ignore[assignment]
+    with pytest.raises(CrashError):
+        work(crashing, completion)
+    folder = memory()
+    if act == "publish":
+        ids = visible_ids(folder)
+        assert len(set(ids)) == len(ids)
+        assert set(checkpoint.read_manifest(folder).parts) <= set(folder.names(DATA))
+    recovery = recovered(folder)
+    assert_in_order(folder)
+    assert safe <= set(visible_ids(folder))
+    assert set(recovered(folder).parts) == set(recovery.parts), "a second look changes nothing"
+    finish(folder, completion)
+    assert_in_order(memory())
+    assert visible_ids(memory()) == EXPECTED
+
+
+# -- appended lines
+
+
+def test_lines_of_several_writers_are_all_there_in_the_order_of_their_beginnings(
+    memory: Callable[..., StoreFolder],
+) -> None:
+    first, second = memory(), memory()
+    first.append_line("lines", b"1\n")
+    second.append_line("lines", b"2\n")
+    first.append_line("lines", b"3\n")
+    assert list(memory().read_lines("lines")) == [b"1", b"3", b"2"]
+
+
+def test_two_writers_that_begin_at_once_write_two_objects(
+    memory: Callable[..., StoreFolder],
+) -> None:
+    writers, together = [memory() for _ in range(6)], Barrier(6)
+
+    def append(number: int) -> None:
+        together.wait()
+        for line in range(5):
+            writers[number].append_line("lines", b"%d-%d\n" % (number, line))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(append, range(6)))
+    expected = {b"%d-%d" % (number, line) for number in range(6) for line in range(5)}
+    lines = list(memory().read_lines("lines"))
+    assert len(lines) == 30
+    assert set(lines) == expected
+
+
+def test_journal_goes_on_in_another_object_when_one_is_full(
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_folder, "_JOURNAL_OBJECT_BYTES", 100)
+    folder = memory()
+    lines = [b"%039d" % number for number in range(25)]
+    for line in lines:
+        folder.append_line("lines", line + b"\n")
+    assert len(folder.names("lines")) == 13, "two lines of 40 bytes in each"
+    assert list(memory().read_lines("lines")) == lines
+
+
+def test_replaced_lines_stand_alone_and_take_more(memory: Callable[..., StoreFolder]) -> None:
+    folder = memory()
+    for line in (b"1\n", b"2\n", b"3\n"):
+        folder.append_line("lines", line)
+    folder.replace_lines("lines", [b"2", b"3"])
+    folder.append_line("lines", b"4\n")
+    assert list(memory().read_lines("lines")) == [b"2", b"3", b"4"]
+    assert len(folder.names("lines")) == 1
+
+
+def test_folder_of_another_process_is_another_writer(bucket: str) -> None:
+    folder = open_folder(bucket)
+    folder.append_line("lines", b"1\n")
+    copy = pickle.loads(pickle.dumps(folder))
+    copy.append_line("lines", b"2\n")
+    folder.append_line("lines", b"3\n")
+    assert sorted(open_folder(bucket).read_lines("lines")) == [b"1", b"2", b"3"]
+
+
+# -- the driver's lock
+
+
+def test_one_of_many_creates_a_file_in_a_store(memory: Callable[..., StoreFolder]) -> None:
+    for attempt in range(10):
+        together = Barrier(6)
+
+        def create(number: int, together: Barrier = together, name: str = f"lock{attempt}") -> bool:
+            folder = memory()
+            together.wait()
+            return bool(folder.create(name, b"%d" % number))
+
+        with ThreadPoolExecutor(6) as pool:
+            won = list(pool.map(create, range(6)))
+        assert won.count(True) <= 1
+        if any(won):
+            assert memory().read(f"lock{attempt}") == b"%d" % won.index(True)
+        assert memory().names(f"lock{attempt}.claims") == []
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_rival_at_any_moment_leaves_one_creator(
+    memory: Callable[..., StoreFolder], step: int
+) -> None:
+    """A rival does all that it has to do between two requests of ours."""
+    won: list[bool] = []
+
+    class Interrupted(CrashingStore):
+        __slots__ = ()
+
+        def _change(self, name: str, act: Callable[[], None]) -> None:
+            self.changes.append(name)
+            if len(self.changes) == step:
+                won.append(bool(memory().create("lock", b"rival")))
+            act()
+
+    won.append(bool(memory(Interrupted).create("lock", b"ours")))
+    assert won.count(True) == 1
+    assert memory().read("lock") == (b"rival" if won[0] else b"ours")
+
+
+def test_claim_that_a_dead_process_left_is_no_lock_for_ever(
+    memory: Callable[..., StoreFolder],
+) -> None:
+    memory().write_whole(f"{driver_lock.LOCK_FILE}.claims/dead", b"")
+    slept: list[float] = []
+    ours = driver_lock.this_process()
+    driver_lock.acquire(memory(), ours, slept.append)
+    driver_lock.check_held(memory(), ours.token)
+    assert sum(slept) <= 4 * StoreFolder.settle_s
+
+
+def test_second_driver_is_refused_while_the_first_lives(memory: Callable[..., StoreFolder]) -> None:
+    driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
+    with pytest.raises(ResumeError, match="another driver"):
+        driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
+
+
+# -- what is not there, and stores that cannot be used
+
+
+def test_folder_opens_by_path_and_by_url(tmp_path: Path, bucket: str) -> None:
+    assert open_folder(tmp_path) == open_folder(f"file://{tmp_path}") == LocalFolder(tmp_path)
+    assert open_folder(bucket).where == bucket
+
+
+@pytest.mark.parametrize("url", ["gopher://x/y", "s3://"])
+def test_url_of_no_store_is_one_line(url: str) -> None:
+    with pytest.raises(ConfigError, match="not a store that can be opened"):
+        open_folder(url)
+
+
+def test_key_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="expected it in the environment") as refused:
+        open_folder("s3://AKIAKEY:verysecret@bucket/run?region=us-east-1")
+    assert "AKIAKEY" not in str(refused.value)
+    assert "verysecret" not in str(refused.value)
+
+
+def test_bucket_that_is_not_there_is_one_line(bucket: str) -> None:
+    with pytest.raises(ConfigError, match="there is no bucket 'nowhere'"):
+        open_folder(bucket.replace("s3://sets/", "s3://nowhere/")).make()
+
+
+class Flaky:
+    """A file system that fails some times with what a busy store answers."""
+
+    def __init__(self, filesystem: object, failures: int) -> None:
+        self._filesystem, self.failures = filesystem, failures
+
+    def __getattr__(self, name: str) -> object:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("AWS Error SLOW_DOWN during PutObject operation: reduce your rate")
+        return getattr(self._filesystem, name)
+
+
+@pytest.mark.parametrize("failures", [1, 5])
+def test_request_that_fails_is_tried_again(
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("pipeline.object_store.sleep", slept.append)
+    store = memory()._store
+    flaky = StoreFolder(Store(store.where, Flaky(store._filesystem, failures), store._root))
+    flaky.append_line(MANIFEST_FILE, b"one\n")
+    assert list(memory().read_lines(MANIFEST_FILE)) == [b"one"]
+    assert len(slept) == failures
+
+
+def test_store_that_stays_away_is_one_line(
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.object_store.sleep", lambda _: None)
+    store = memory()._store
+    away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
+    with pytest.raises(ConfigError, match=r"memory://bucket: cannot be used: .*SLOW_DOWN"):
+        away.read("run.json")
+
+
+def test_endpoint_may_come_from_the_environment(
+    bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_folder(bucket).write_whole("a", b"there")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert open_folder(bucket.partition("?")[0]).read("a") == b"there"
