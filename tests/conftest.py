@@ -1,9 +1,10 @@
 """Fixtures that several layers share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from ray_head import Head, ray_head
 
 from schemas.completion import Completion, Turn
 from schemas.prompt import Message, SamplingParams
@@ -75,3 +76,10 @@ def completion() -> Callable[..., Completion]:
         return replace(_COMPLETION, **values)  # type: ignore[arg-type]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def head() -> Iterator[Head]:
+    """A Ray cluster that runs and jobs share; one of their own would take each of them 4 s."""
+    with ray_head() as running:
+        yield running
