@@ -1,5 +1,6 @@
 """Fixtures that several layers share."""
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -65,6 +66,23 @@ _ERROR = {
     "error_kind": "empty_text",
     "error_text": "the text is empty",
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side (`make test`) there are two rows of tests, each in one process and in order.
+
+    All that start Ray are in one: two Rays on one machine get in each other's way.
+    """
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            row = "ray" if item.get_closest_marker("ray") else "others"
+            item.add_marker(pytest.mark.xdist_group(row))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no garbage collection has to walk it again."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A run on three nodes of Ray's and a head on this machine: one joins, one is called back, one is killed."""
+"""A run on a head and three nodes of Ray's: one joins, one is called back, one is killed."""
 
 import contextlib
 import json

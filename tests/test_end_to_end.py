@@ -92,12 +92,13 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
     rows.append(
         {"id": 401, "category": "long", "messages": [{"role": "user", "content": "ha " * 9000}]}
     )
-    run = new_run(tmp_path, rows, engine=embedded(model_file))
+    run = new_run(tmp_path, rows)
     write_run_file(
         run,
         prompts={"keep_columns": ["category"]},
         sampling={"max_tokens": 60},
-        engine=embedded(model_file),
+        # Few at once, so that the run lasts until engines have told what they do: 3 s.
+        engine=embedded(model_file, max_running_requests=2),
         # Else the first that is up may have done them all.
         cluster={"min_engines": 2},
     )
@@ -146,7 +147,7 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
 def test_kill_in_mid_run_costs_seconds_and_no_row(
     tmp_path: Path, cluster: str, model_file: Path, victim: str
 ) -> None:
-    run = new_run(tmp_path, questions(600), cluster, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(400), cluster, engine=embedded(model_file))
     process = run.start()
     run.wait_for_rows(50, process)
     match victim:
@@ -165,11 +166,11 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         assert result.code == 0, result.err
     else:
         assert result.code != 0
-        assert len(run.ids()) < 600
+        assert len(run.ids()) < 400
         again = run.finish()
         assert again.code == 0, again.err
-    each_once(run, 600)
-    assert run.status()["rows_done"] == 600
+    each_once(run, 400)
+    assert run.status()["rows_done"] == 400
 
 
 def actor_pid(name: str) -> int:
@@ -387,7 +388,7 @@ def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: s
         tmp_path,
         questions(3000),
         cluster,
-        engine=embedded(model_file),
+        engine=embedded(model_file, count=1),
         quality={"canary_rows": 60},
     )
     result = run.finish()
