@@ -147,7 +147,7 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
 def test_kill_in_mid_run_costs_seconds_and_no_row(
     tmp_path: Path, cluster: str, model_file: Path, victim: str
 ) -> None:
-    run = new_run(tmp_path, questions(400), cluster, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(1000), cluster, engine=embedded(model_file))
     process = run.start()
     run.wait_for_rows(50, process)
     match victim:
@@ -166,11 +166,11 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         assert result.code == 0, result.err
     else:
         assert result.code != 0
-        assert len(run.ids()) < 400
+        assert len(run.ids()) < 1000
         again = run.finish()
         assert again.code == 0, again.err
-    each_once(run, 400)
-    assert run.status()["rows_done"] == 400
+    each_once(run, 1000)
+    assert run.status()["rows_done"] == 1000
 
 
 def actor_pid(name: str) -> int:

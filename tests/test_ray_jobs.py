@@ -42,7 +42,7 @@ def test_submitted_job_runs_on_the_cluster_and_is_resumed_after_a_stop(
     model_file = tmp_path / "scripted.gguf"
     write_scripted_model(model_file)
     engine = {"kind": "embedded", "count": 2, "model_file": str(model_file), "gpus": 1}
-    run = new_run(tmp_path, questions(600), engine=engine, cluster={"min_engines": 2})
+    run = new_run(tmp_path, questions(800), engine=engine, cluster={"min_engines": 2})
     begin(jobs, run, "first")
     wait_until(lambda: (run.folder / "data").exists() and len(run.ids()) > 50)
     stop(jobs, "first")
@@ -50,11 +50,11 @@ def test_submitted_job_runs_on_the_cluster_and_is_resumed_after_a_stop(
     assert "event=stopped by=SIGTERM" in jobs.get_job_logs("first")
     assert run.status()["state"] == "stopped"
     rows_after_stop = len(run.ids())
-    assert 50 < rows_after_stop < 600
+    assert 50 < rows_after_stop < 800
     again = head.submit(run, "second")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "rows       600 of 600 done" in again.stdout
-    assert len(set(run.ids())) == len(run.ids()) == 600
+    assert "rows       800 of 800 done" in again.stdout
+    assert len(set(run.ids())) == len(run.ids()) == 800
     # Both workers held a GPU of the cluster's two.
     assert {row["worker_id"] for row in run.published().to_pylist()} == {"w0", "w1"}
 
