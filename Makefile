@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two processes: the tests that start Ray mostly wait, and the others run meanwhile.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 
@@ -21,7 +23,7 @@ demo: $(STAMP) ## regenerate the demo prompts with two small engines on this mac
 	$(BIN)/python -m jobs.regenerate jobs/runs/demo.yaml
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(STAMP) ## whole runs whose matter the other tests also cover below Ray (2 minutes)
 	$(BIN)/python -m pytest -m slow
@@ -30,7 +32,7 @@ check: $(STAMP) ## format, lint, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO=...
 	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)

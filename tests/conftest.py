@@ -1,5 +1,6 @@
 """Fixtures that several layers share."""
 
+import gc
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from moto.server import ThreadedMotoServer
+from ray_head import Head, ray_head
 
 from schemas.completion import Completion, Turn
 from schemas.prompt import Message, SamplingParams
@@ -70,6 +71,23 @@ _ERROR = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side (`make test`) there are two rows of tests, each in one process and in order.
+
+    All that start Ray are in one: two Rays on one machine get in each other's way.
+    """
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            row = "ray" if item.get_closest_marker("ray") else "others"
+            item.add_marker(pytest.mark.xdist_group(row))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no garbage collection has to walk it again."""
+    gc.freeze()
+
+
 @pytest.fixture
 def completion() -> Callable[..., Completion]:
     """Builds a finished row: `completion("a", attempt=2)`, or with `error=True` an error row."""
@@ -84,6 +102,8 @@ def completion() -> Callable[..., Completion]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """A real S3-compatible server on loopback, with a bucket `sets`."""
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -101,3 +121,10 @@ def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     endpoint = quote(s3_endpoint, safe="")
     return f"s3://sets{tmp_path}?endpoint_override={endpoint}&region=us-east-1"
+
+
+@pytest.fixture(scope="session")
+def head() -> Iterator[Head]:
+    """A Ray cluster that runs and jobs share; one of their own would take each of them 4 s."""
+    with ray_head() as running:
+        yield running

@@ -1,5 +1,7 @@
 """Runs of the job as its user starts them: a process, a run file, an output folder."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -16,6 +18,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
+import jobs.status
 
 ROOT = Path(__file__).resolve().parent.parent
 _WAIT_S = 90.0
@@ -39,9 +43,7 @@ class Run:
         return ended(self.start(*arguments))
 
     def status(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "jobs.status", str(self.folder), "--json"]
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return json.loads(said.stdout)  # type: ignore[no-any-return]
+        return printed_json(jobs.status.main, str(self.folder), "--json")
 
     def published(self) -> pa.Table:
         """Every row in `data/`, as any reader sees it."""
@@ -130,6 +132,18 @@ def write_run_file(run: Run, **settings: object) -> None:
         merges = isinstance(standing, dict) and isinstance(given, dict)
         values[section] = {**standing, **given} if merges else given  # type: ignore[dict-item]
     run.run_file.write_text(yaml.safe_dump(values))
+
+
+def printed_json(main: Callable[[list[str]], int], *arguments: str) -> dict[str, Any]:
+    """What a command that succeeds prints, run in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main([*arguments]) == 0
+    return json.loads(printed.getvalue())  # type: ignore[no-any-return]
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:

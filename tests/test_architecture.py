@@ -2,6 +2,8 @@
 
 import ast
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,20 +133,26 @@ DOORS = {
 OURS = ("schemas", "pipeline", "jobs")
 
 
+@cache
 def modules() -> list[str]:
     files = [file for package in OURS for file in (ROOT / package).rglob("*.py")]
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     return sorted(name for name in names if not name.endswith("__init__"))
 
 
+@cache
 def tree(module: str) -> ast.Module:
     return ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
 
 
 def imported(module: str) -> set[str]:
     """Every module that this one names in an import, wherever the import stands."""
+    return named_in(module, ast.walk(tree(module)))
+
+
+def named_in(module: str, nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree(module)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -153,6 +161,19 @@ def imported(module: str) -> set[str]:
             known = {name for name in inner if (ROOT / (name.replace(".", "/") + ".py")).exists()}
             names |= known or {str(node.module)}
     return names
+
+
+def imported_with(module: str) -> set[str]:
+    """All that is imported when this module is: by it, and by what it imports."""
+    met: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in met:
+            met.add(name)
+            if name in modules():
+                waiting += named_in(name, tree(name).body)
+    return met
 
 
 def floor(module: str) -> int | None:
@@ -181,6 +202,13 @@ def test_package_is_imported_through_its_door_alone(module: str) -> None:
         package = name.split(".")[0]
         if package in DOORS:
             assert module in DOORS[package], f"{module} imports {package}: not its door"
+
+
+def test_driver_starts_without_the_libraries_that_only_some_of_its_work_needs() -> None:
+    own = {name for name in imported("jobs.regenerate") if name in modules()}
+    assert "pipeline.session" in own
+    for module in own:
+        assert not {"datasets", "openai"} & imported_with(module), module
 
 
 def test_modules_are_not_named_after_others() -> None:

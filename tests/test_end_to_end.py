@@ -6,9 +6,6 @@ import random
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,15 +17,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ray_head import Head
 from running import (
-    ROOT,
     Run,
     below,
     ended,
     engine_pids,
-    free_port,
     kill,
     new_run,
+    printed_json,
     questions,
     wait_until,
     write_run_file,
@@ -37,6 +34,7 @@ from scripted_model import EMPTY_ANSWERS, END, SCRIPT, write_scripted_model
 from scripted_server import Reply, ScriptedServer, answer, completion_body, last_text, serving
 from webhook_receiver import receiving
 
+from jobs import estimate
 from pipeline.metrics import EXPORTED
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine]
@@ -49,42 +47,10 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def metrics_port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def cluster(metrics_port: int) -> Iterator[str]:
-    """The address of a Ray cluster that runs of this file share; their own would take 4 s each.
-
-    It ends with this file: two heads on one machine get in each other's way.
-    """
-    ray_command = str(Path(sys.executable).with_name("ray"))
-    port = free_port()
-    options = ["--num-cpus=8", "--include-dashboard=false", "--object-store-memory=80000000"]
-    options += [f"--dashboard-agent-listen-port={free_port()}"]
-    options += [f"--metrics-export-port={metrics_port}"]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_metrics_report_interval_ms", "500")
-        environment.setenv("RAY_AUTH_MODE", "disabled")
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = subprocess.Popen(
-            [ray_command, "start", "--head", "--block", f"--port={port}", *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_until(lambda: is_listening(port))
-            yield f"127.0.0.1:{port}"
-        finally:
-            head.terminate()
-            head.wait()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+@pytest.fixture
+def cluster(head: Head) -> str:
+    """The address of the shared cluster."""
+    return head.address
 
 
 @pytest.fixture
@@ -126,12 +92,13 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
     rows.append(
         {"id": 401, "category": "long", "messages": [{"role": "user", "content": "ha " * 9000}]}
     )
-    run = new_run(tmp_path, rows, engine=embedded(model_file))
+    run = new_run(tmp_path, rows)
     write_run_file(
         run,
         prompts={"keep_columns": ["category"]},
         sampling={"max_tokens": 60},
-        engine=embedded(model_file),
+        # Few at once, so that the run lasts until engines have told what they do: 3 s.
+        engine=embedded(model_file, max_running_requests=2),
         # Else the first that is up may have done them all.
         cluster={"min_engines": 2},
     )
@@ -168,19 +135,12 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
     again = run.finish("--accept-errors")
     assert "event=nothing_to_do" in again.err
     assert again.code == 0
-    update = updated(run)
+    update = printed_json(estimate.main, "--update-from", str(run.folder), "--json")
     assert (update["rows_done"], update["days_left"]["p50"]) == (402, 0)
     assert update["completions_seen"] > 0
     assert update["output_lengths"]["mean_tokens"] <= 60
     assert update["tokens_per_s"]["p50"] > 0
     assert "embedded engines run on CPUs" in update["no_dry_run"]
-
-
-def updated(run: Run) -> dict[str, Any]:
-    """What `jobs.estimate --update-from` says of the folder."""
-    command = [sys.executable, "-m", "jobs.estimate", "--update-from", str(run.folder), "--json"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(said.stdout)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("victim", ["driver", "worker", "engine", "coordinator"])
@@ -189,7 +149,7 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
 ) -> None:
     run = new_run(tmp_path, questions(1000), cluster, engine=embedded(model_file))
     process = run.start()
-    run.wait_for_rows(100, process)
+    run.wait_for_rows(50, process)
     match victim:
         case "driver":
             kill(process.pid)
@@ -327,10 +287,12 @@ def test_changed_setting_is_refused_by_name_until_drift_is_accepted(
 
 
 def test_second_driver_is_refused_while_the_first_lives(tmp_path: Path, cluster: str) -> None:
-    slow = ScriptedServer(script=lambda request, n: Reply(body=answer(request, n).body, delay_s=1))
+    slow = ScriptedServer(
+        script=lambda request, n: Reply(body=answer(request, n).body, delay_s=0.3)
+    )
     with serving(slow) as server:
         run = new_run(
-            tmp_path, questions(60), cluster, engine=endpoint(server, max_running_requests=4)
+            tmp_path, questions(600), cluster, engine=endpoint(server, max_running_requests=4)
         )
         process = run.start()
         run.wait_for_rows(4, process)
@@ -426,7 +388,7 @@ def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: s
         tmp_path,
         questions(3000),
         cluster,
-        engine=embedded(model_file),
+        engine=embedded(model_file, count=1),
         quality={"canary_rows": 60},
     )
     result = run.finish()
@@ -539,15 +501,13 @@ def test_engine_that_turns_to_garbage_is_drained_and_the_run_ends_clean(
 
 
 @pytest.mark.slow
-def test_rays_metrics_page_has_the_runs_figures(
-    tmp_path: Path, cluster: str, metrics_port: int
-) -> None:
+def test_rays_metrics_page_has_the_runs_figures(tmp_path: Path, head: Head) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         is_last = last_text(request).endswith(" 29?")
         return replace(answer(request, number), delay_s=30.0 if is_last else 0.0)
 
     with serving(ScriptedServer(script=slow)) as server:
-        run = new_run(tmp_path, questions(30), cluster, engine=endpoint(server))
+        run = new_run(tmp_path, questions(30), head.address, engine=endpoint(server))
         process = run.start()
         found: dict[str, float] = {}
 
@@ -555,7 +515,7 @@ def test_rays_metrics_page_has_the_runs_figures(
         silent = {f"ray_regenerate_{name}_total" for name in ("flags", "retries", "restarts")}
 
         def has_all() -> bool:
-            found.update(scraped(metrics_port, run))
+            found.update(scraped(head.metrics_port, run))
             at_last = found.get("ray_regenerate_in_flight"), found.get("ray_regenerate_rows_open")
             return (at_last == (1, 1) and EXPORTED - silent <= found.keys()) or (
                 process.poll() is not None

@@ -38,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(hub))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     # The stand-in speaks the older of the hub's two ways for large files; Xet's needs its servers.
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import pyarrow as pa
 import pytest
+from running import wait_until
 
 from jobs.status import main
 from pipeline import checkpoint, driver_lock
@@ -551,6 +553,8 @@ def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: Folder) ->
     drawn = b""
     while b"Ctrl-C leaves" not in drawn:
         drawn += os.read(controller, 4096)
+    # A signal just before the sleep is heard after it, in a minute.
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     os.close(controller)

@@ -16,10 +16,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engines import embedded
-from pipeline.engines.client import ChatClient, server_release
 from pipeline.engines.gpus import visible_cards
 from pipeline.engines.health import StartWatch, Watch, metrics_of
 from pipeline.engines.ladder import Again, Step, Stop
@@ -44,6 +43,9 @@ from pipeline.store_folder import open_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.prompt import Message, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from pipeline.engines.client import ChatClient
 
 _READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
 # sglang: a large checkpoint from a cold network disk and kernels compiled on first use take hours
@@ -74,7 +76,7 @@ class ServedEngine:
     _answers_at_start: int = 0
     _is_ready: bool = False
     _process: EngineProcess | None = None
-    _client: ChatClient | None = None
+    _client: "ChatClient | None" = None
     _start_watch: StartWatch = field(init=False)
     _next_look_s: float = 0.0
     _scratch: Path | None = None
@@ -321,6 +323,8 @@ class ServedEngine:
 
     async def _wait_until_ready(self) -> None:
         """Until a real completion came back."""
+        from pipeline.engines.client import server_release
+
         assert self._client is not None
         deadline_s = monotonic() + self._ready_timeout_s
         while True:
@@ -389,7 +393,10 @@ class ServedEngine:
         engine = self.config.engine
         return engine.ready_timeout_s or _READY_TIMEOUT_S[engine.kind]
 
-    def _chat_client(self, base_url: str, key: str) -> ChatClient:
+    def _chat_client(self, base_url: str, key: str) -> "ChatClient":
+        # The driver checks engines and asks none: it starts 0.3 s sooner without the library.
+        from pipeline.engines.client import ChatClient
+
         config, engine = self.config, self.config.engine
         kwargs = template_kwargs(config.model, thinking=config.thinking)
         return ChatClient(
