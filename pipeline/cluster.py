@@ -107,6 +107,7 @@ class WorkerActor:
         engine = MeteredEngine(
             served=ServedEngine(
                 config=plan.config,
+                longest_prompts=frozen.longest,
                 worker_number=worker_number,
                 log_path=folder.path(f"{checkpoint.LOGS}/engine-{worker_number}.log"),
                 log=lambda line: book.log.remote(f"{line} worker={worker_id}"),

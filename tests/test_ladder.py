@@ -1,5 +1,6 @@
 """From a cause and a plan to what is tried next: every cause, in old and new wording."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,7 @@ def test_more_cards_are_used_only_if_they_are_there() -> None:
 
 def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
     at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
+    # As if a short context were worth all: what the rows need is kept all the same.
     on = setting(least_context_tokens=16384, rate=lambda p: -float(p.settings.context_length))
     answer = next_step((at,), on)
     assert isinstance(answer, Step)
@@ -249,6 +251,21 @@ def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
     kept = next_step((at,), setting())
     assert isinstance(kept, Step)
     assert kept.flags.text("context-length") == "262144"
+    short = tried("--mem-fraction-static 0.90 --context-length 8192", RUNTIME)
+    as_given = next_step((short,), on)
+    assert isinstance(as_given, Step)
+    assert as_given.flags.text("context-length") == "8192"
+
+
+@pytest.mark.parametrize("on", [setting(), BLIND], ids=["planned", "blind"])
+def test_context_that_serves_no_row_goes_with_the_first_step(on: Setting) -> None:
+    at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
+    answer = next_step((at,), replace(on, least_context_tokens=31744))
+    assert isinstance(answer, Step)
+    assert answer.flags.text("context-length") == "31744"
+    assert "--context-length 262144 → 31744" in answer.change
+    alone = at.flags.changed({"context-length": "31744"})
+    assert answer.flags.argv() != alone.argv(), "and something else gives way too"
 
 
 def test_plan_is_made_anew_with_the_figures_of_the_log() -> None:

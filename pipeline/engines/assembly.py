@@ -25,7 +25,7 @@ from pipeline.engines.health import StartWatch, Watch, metrics_of
 from pipeline.engines.ladder import Again, Step, Stop
 from pipeline.engines.launch import Launch
 from pipeline.engines.launch_log import Cause, failure_cause
-from pipeline.engines.launch_setting import check_launch
+from pipeline.engines.launch_setting import Longest, check_launch
 from pipeline.engines.server import (
     EngineProcess,
     free_port,
@@ -37,13 +37,12 @@ from pipeline.engines.tokens import (
     TokenCounter,
     gguf_token_counter,
     model_token_counter,
-    most_tokens,
 )
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.storage import Folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.prompt import Message, Request, SamplingParams, most_tokens
 
 _READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
 # sglang: a large checkpoint from a cold network disk and kernels compiled on first use take hours
@@ -66,6 +65,8 @@ class ServedEngine:
     release: str | None = None
     context_length: int | None = None
     log: Callable[[str], None] = print
+    longest_prompts: Longest | None = None
+    """The run's prompts by their turns, where they are known: what the context has to hold."""
     _launch: Launch | None = None
     _effective_requests: int | None = None
     _watch: Watch | None = None
@@ -249,7 +250,13 @@ class ServedEngine:
     def _new_launch(self) -> Launch:
         release = self.config.planner.sglang_version
         folder = Folder(Path(self.config.output.folder))
-        return Launch(config=self.config, folder=folder, log=self.log, release=release)
+        return Launch(
+            config=self.config,
+            folder=folder,
+            log=self.log,
+            release=release,
+            longest_prompts=self.longest_prompts,
+        )
 
     async def _start_sglang(self, launch: Launch) -> None:
         engine, port = self.config.engine, free_port()

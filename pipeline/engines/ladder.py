@@ -97,7 +97,11 @@ class Setting:
     version: str | None
     lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
     least_context_tokens: int | None = None
-    """The shortest context that the rows bear; None: it stays as it is."""
+    """The shortest context that all rows have room in; None: it stays as it is.
+
+    A longer one is given up with the first step, since it serves no row; a shorter one is never
+    taken.
+    """
     may_change_state_dtype: bool = False
     users_flags: frozenset[str] = frozenset()
     """Flags of the run file; the others are the plan's own and may be left out."""
@@ -308,16 +312,24 @@ def _rounds(
 def _candidates(
     last: Tried, changes: list[Changes], width: int, forecasts: _Forecasts
 ) -> Iterator[_Candidate]:
+    spare = _without_spare_context(last.flags, forecasts.setting)
     for group in combinations(changes, width):
         merged = {name: value for change in group for name, value in change.items()}
         if len(merged) < sum(len(change) for change in group):
             continue
         for fraction in _fractions(last.flags, forecasts):
-            line = last.flags.changed({**merged, **fraction})
+            line = last.flags.changed({**spare, **merged, **fraction})
             plan = forecasts.of(line)
             if plan is not None and plan.requests_at_expected_length:
                 count = len([change for change in group if change]) + len(fraction)
                 yield _Candidate(line, plan, forecasts.setting.rate(plan), count)
+
+
+def _without_spare_context(flags: LaunchFlags, setting: Setting) -> Changes:
+    """A context that is longer than any row needs is cut to the need: that costs nothing."""
+    least, whole = setting.least_context_tokens, setting.model and setting.model.context_length
+    given = flags.number("context-length") or whole
+    return {"context-length": str(least)} if least and given and least < given else {}
 
 
 def _fractions(flags: LaunchFlags, forecasts: _Forecasts) -> Iterator[Changes]:
@@ -346,9 +358,6 @@ def _changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
     chunk = settings.chunked_prefill_size * settings.attention_dp_size
     yield from ({"chunked-prefill-size": str(part)} for part in (chunk // 2, chunk // 4)
                 if part >= 1024)  # fmt: skip
-    least = setting.least_context_tokens
-    if least is not None and least < settings.context_length:
-        yield {"context-length": str(least)}
     yield from _cache_changes(settings, setting)
     yield from _rank_changes(settings, setting)
 
@@ -488,7 +497,8 @@ def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     if last.cause.kind in _MENDED_BY_FLAGS and forecasts.of(last.flags) is not None:
         return None
     for changes in _blind_changes(last):
-        flags = last.flags.changed(changes)
+        spare = _without_spare_context(last.flags, forecasts.setting)
+        flags = last.flags.changed({**spare, **changes})
         refused = any(map(flags.has, forecasts.setting.refused_flags))
         if flags.argv() not in known and not refused:
             return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")

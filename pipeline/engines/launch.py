@@ -22,7 +22,7 @@ from pipeline.engines.ladder import (
     next_step,
 )
 from pipeline.engines.launch_log import Cause, figures
-from pipeline.engines.launch_setting import first_launch, launch_setting, users_flags
+from pipeline.engines.launch_setting import Longest, first_launch, launch_setting, users_flags
 from pipeline.errors import PlanError
 from pipeline.planner.calibration import (
     Difference,
@@ -78,6 +78,8 @@ class Launch:
     folder: Folder
     log: Callable[[str], None]
     release: str | None = None
+    longest_prompts: Longest | None = None
+    """The run's prompts by their turns, where they are known."""
     rate: Rate | None = None
     """What a plan is worth to the ladder, in `rate_unit`. None: tokens/s where they are known."""
     rate_unit: str = "requests at once"
@@ -93,7 +95,9 @@ class Launch:
 
     def begin(self, cards: tuple[Card, ...]) -> None:
         """Choose the first flags, on the cards as they are before anything is loaded."""
-        self.setting, unplanned = launch_setting(self.config, cards, self.release)
+        self.setting, unplanned = launch_setting(
+            self.config, cards, self.release, self.longest_prompts
+        )
         if self.rate is not None:
             self.setting = replace(self.setting, rate=self.rate, rate_unit=self.rate_unit)
         self._calibration = self._kept(users_flags(self.config))
