@@ -14,6 +14,7 @@ from pipeline.engines.counters import engine_counters
 from pipeline.live_meter import Meter
 from schemas.completion import Outcome
 from schemas.live import LiveSpan
+from schemas.progress import Supply
 from schemas.prompt import Message, Request
 
 _LOOK_S = 5.0
@@ -47,6 +48,10 @@ class MeteredEngine:
     def plan(self) -> str | None:
         return self.served.plan
 
+    @property
+    def starved(self) -> str | None:
+        return self.served.starved
+
     async def start(self) -> None:
         self._stop_looking()
         self.meter.stopped()
@@ -66,8 +71,8 @@ class MeteredEngine:
     async def is_alive(self) -> bool:
         return await self.served.is_alive()
 
-    async def trouble(self, in_flight: int) -> str | None:
-        return await self.served.trouble(in_flight)
+    async def trouble(self, supply: Supply) -> str | None:
+        return await self.served.trouble(supply)
 
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         return self.served.prompt_tokens_at_least(messages)

@@ -433,6 +433,25 @@ def test_context_of_the_run_file_stands_and_retries_of_cut_turns_are_reckoned_wi
     assert cut.flags.number("context-length") == 117_760
 
 
+@pytest.mark.parametrize(
+    ("engine", "info", "in_flight"),
+    [
+        ({}, 40, 40),
+        ({"max_running_requests": 8}, 40, 8),
+        ({"flags": ["--max-running-requests=24"]}, 40, 24),
+        ({"flags": ["--max-running-requests=24"]}, 12, 12),
+        ({}, None, 16),
+    ],
+)
+def test_requests_in_flight_are_what_the_engine_runs_where_nobody_asks_for_fewer(
+    tmp_path: Path, engine: dict[str, object], info: int | None, in_flight: int
+) -> None:
+    command = {"kind": "sglang", "command": ["c"], "plan": "off"}
+    launch = launch_of(tmp_path, None, engine={**command, **engine})
+    ranks = [{"effective_max_running_requests_per_dp": info}] if info else []
+    assert launch.came_up("", {"internal_states": ranks}) == in_flight
+
+
 def test_engines_own_figure_counts_all_ranks_and_an_old_release_has_its_log() -> None:
     each = {"effective_max_running_requests_per_dp": 12}
     both = server_figures({"version": "0.5.23", "internal_states": [each, each]})

@@ -29,6 +29,7 @@ from pipeline.storage import Folder
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile
+from schemas.progress import Supply
 from schemas.prompt import Message, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def test_one_engine_from_its_launch_to_its_end(engine: ServedEngine) -> None:
         assert isinstance(overlong, Refusal)
         assert "400" in overlong.text
         await aborted(engine)
-        assert await engine.trouble(0) is None
+        assert await engine.trouble(Supply(in_flight=0)) is None
         await engine.stop()
 
     asyncio.run(life())

@@ -20,7 +20,7 @@ from pipeline.tries import Starts
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
-from schemas.progress import Orders
+from schemas.progress import Orders, Supply
 from schemas.prompt import Message, Problem, Prompt, Request
 
 
@@ -465,6 +465,34 @@ def test_engine_that_hangs_is_started_again_and_its_rows_are_done(
     each_once(at.book, 30)
     assert at.engine.starts == 2
     assert at.book.lost == ["hung: no token for 300 s"]
+
+
+def test_engine_is_asked_for_trouble_with_what_the_worker_has_for_it(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_WATCH_S", 0.01)
+    engine = AskedEngine(max_running_requests=3, starved="runs 1 of 3 requests")
+    at = desk(prompts_of(20), engine, work={"shard_rows": 20})
+    at.run()
+    each_once(at.book, 20)
+    full = [supply for supply in engine.supplies if supply.in_flight == 3]
+    assert any(supply.waiting >= 3 and supply.has_more for supply in full)
+    assert at.worker.report().starved == "runs 1 of 3 requests"
+
+
+@dataclass(slots=True, kw_only=True)
+class AskedEngine(FakeEngine):
+    """Slow, and keeps what it was told."""
+
+    supplies: list[Supply] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> Outcome:
+        await asyncio.sleep(0.02)
+        return await FakeEngine.generate(self, request)
+
+    async def trouble(self, supply: Supply) -> str | None:
+        self.supplies.append(supply)
+        return None
 
 
 @dataclass(slots=True, kw_only=True)

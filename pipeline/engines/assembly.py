@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from pipeline.engines import embedded
-from pipeline.engines.client import ChatClient, server_release
+from pipeline.engines.client import ChatClient, most_in_flight, server_release
 from pipeline.engines.gpus import visible_cards
 from pipeline.engines.health import StartWatch, Watch, metrics_of
 from pipeline.engines.ladder import Again, Step, Stop
@@ -42,6 +42,7 @@ from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.storage import Folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
+from schemas.progress import Supply
 from schemas.prompt import Message, Request, SamplingParams, most_tokens
 
 _READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
@@ -91,6 +92,11 @@ class ServedEngine:
         return self._launch.text if self._launch is not None and self._launch.is_begun else None
 
     @property
+    def starved(self) -> str | None:
+        """What the engine is short of, where it runs far fewer requests than it could."""
+        return self._watch.shortage if self._watch is not None else None
+
+    @property
     def card(self) -> str | None:
         """The planner's name of the card that it was planned for."""
         if self._launch is None or self._launch.setting is None or self._launch.setting.gpu is None:
@@ -136,7 +142,7 @@ class ServedEngine:
             return None
         return await self._client.page("/metrics")
 
-    async def trouble(self, in_flight: int) -> str | None:
+    async def trouble(self, supply: Supply) -> str | None:
         """Why an engine of ours that seems to run has to be started again, or None."""
         if self.config.engine.kind != "sglang" or self._watch is None or self._client is None:
             return None
@@ -145,10 +151,10 @@ class ServedEngine:
         page = await self._client.page("/metrics")
         metrics, now_s = metrics_of(page) if page else None, monotonic()
         self._hung = self._watch.hung(
-            now_s=now_s, metrics=metrics, in_flight=in_flight, answers=self._answers
+            now_s=now_s, metrics=metrics, in_flight=supply.in_flight, answers=self._answers
         )
         cap = self.max_running_requests
-        short = self._watch.starved(now_s=now_s, metrics=metrics, in_flight=in_flight, cap=cap)
+        short = self._watch.starved(now_s=now_s, metrics=metrics, supply=supply, cap=cap)
         if short is not None:
             power = await asyncio.to_thread(_power_text)
             self.log(f"event=starved engine={self.worker_number} why={short!r}{power}")
@@ -169,6 +175,7 @@ class ServedEngine:
 
     async def stop(self) -> None:
         self._is_ready = False
+        self._watch = None
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -263,9 +270,8 @@ class ServedEngine:
         key = secrets.token_hex(24)  # no dash at its beginning, which a parser takes for a flag
         address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
         served = ["--served-model-name", engine.served_model_name or self.config.model]
-        requests = ["--max-running-requests", str(engine.max_running_requests)]
         given = launch.arguments()
-        ours = [*served, *requests, *address]
+        ours = [*served, *address]
         self._process = EngineProcess(
             command=[
                 *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
@@ -297,7 +303,8 @@ class ServedEngine:
         page = await self._client.page("/server_info")
         page = page or await self._client.page("/get_server_info")
         text = await asyncio.to_thread(self._process.log_text)
-        self._effective_requests = launch.came_up(text, _mapping(page))
+        effective = launch.came_up(text, _mapping(page))
+        self._effective_requests = min(effective, most_in_flight())
         self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
         self._answers_at_start, self._is_ready = self._answers, True
 
