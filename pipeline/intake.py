@@ -10,11 +10,12 @@ import base64
 import io
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.storage import Folder
@@ -72,6 +73,14 @@ class FrozenPrompts:
                 columns=["row_id", "content_hash"],
             )
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
+
+    def numbers_of(self, row_ids: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Those of `row_ids` that the set has, with their numbers, in order."""
+        wanted, start = pa.array(row_ids, pa.string()), 0
+        for found, _ in self.ids():
+            for number in pc.indices_nonzero(pc.is_in(found, wanted)).to_pylist():
+                yield found[number].as_py(), start + number
+            start += len(found)
 
     def all_prompts(self) -> Iterator[Prompt]:
         return (self.prompt(number) for number in range(self.num_rows))

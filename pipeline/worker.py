@@ -471,13 +471,12 @@ class Worker:
         rows = list(hit.values())
         self._hit.clear()
         await self._cancel_running()
+        await self.book.engine_died(list(hit))
         if len(rows) == 1 and self._is_suspect(rows[0]):
             died = f"the engine died {rows[0].deaths + 1} times with this row in flight"
             self._finish(
                 rows[0], Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
             )
-            return
-        await self.book.engine_died(list(hit))
 
     async def _give_all_back(self, cause: str) -> None:
         await self._cancel_running()

@@ -541,6 +541,21 @@ def test_row_that_kills_its_engine_is_tried_alone_and_then_ends_as_an_error_row(
     assert at.engine.starts == 4
 
 
+def test_row_that_killed_engines_in_an_earlier_session_kills_one_more_at_most(
+    desk: MakeDesk,
+) -> None:
+    poisoned = PoisonedEngine(poison="q007", max_running_requests=4)
+    at = desk(prompts_of(25), poisoned, engine={"max_deaths_in_flight": 2})
+    at.book.ledger.deaths[7] = 2
+    at.run()
+    rows = published_rows(at.book)
+    assert (rows["q007"]["status"], rows["q007"]["error_kind"]) == ("error", "engine_killed")
+    assert poisoned.beside_poison == [0]
+    # Of its last death, too, a driver that dies before the row is published leaves a word.
+    assert at.book.ledger.deaths[7] == 3
+    assert at.engine.starts == 2
+
+
 def test_row_that_was_only_near_deaths_is_answered_when_it_is_alone(desk: MakeDesk) -> None:
     poisoned = PoisonedEngine(poison="q001", max_running_requests=2)
     at = desk(prompts_of(3), poisoned, engine={"max_deaths_in_flight": 1})
