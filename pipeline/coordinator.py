@@ -112,8 +112,8 @@ class Coordinator:
         """The worker holds nothing: what the ledger still leases to it is open again."""
         self._ledger.worker_left(worker_id)
 
-    def note_span(self, worker_id: str, span: LiveSpan) -> None:
-        self._readings.log.add(worker_id, span, now_s=time())
+    def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
+        self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
 
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         """Kept on disk too: a driver that dies meanwhile must not cost as many engines again."""

@@ -9,8 +9,10 @@ from desk import frozen, prompts_of
 from pipeline import checkpoint, driver_lock
 from pipeline.coordinator import Coordinator
 from pipeline.engine_deaths import DEATHS_FILE, read_deaths
+from pipeline.live_log import read_live_log
 from pipeline.storage import Folder
 from schemas.config import RunFile
+from schemas.live import LiveSpan
 from schemas.progress import WorkerReport, WorkerState
 from schemas.prompt import Prompt
 from schemas.session import SessionPlan
@@ -80,6 +82,23 @@ def test_each_start_that_came_up_is_listed_once_with_what_runs(
     ran = checkpoint.read_manifest(Folder(tmp_path)).engines
     assert [(one.plan, one.max_running_requests) for one in ran] == [("--a 1", 31), ("--a 2", 31)]
     assert ran[0].release == "sglang 0.5.23"
+
+
+def test_last_span_of_an_engine_stands_where_it_ended_and_not_where_it_was_told(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    span = LiveSpan(
+        duration_s=10.0, engine_age_s=0.0, cap_requests=8, running_requests=4.0, tokens_per_s=90.0,
+        prompt_tokens_per_s=9.0, accept_length=None, counted_by="engine", finished=((900, 1),),
+        running=(), card=None,
+    )  # fmt: skip
+    coordinator.note_span("w0", span, 5.0)
+    coordinator.note_span("w1", span)
+    coordinator.close("done")
+    log = read_live_log(Folder(tmp_path))
+    assert log is not None
+    (stopped,), (told,) = log.readings["w0"], log.readings["w1"]
+    assert told.end_s - stopped.end_s == pytest.approx(5.0, abs=0.5)
 
 
 def test_rows_in_flight_at_a_death_are_told_to_who_leases_them_next(
