@@ -76,6 +76,8 @@ DOORS = {
     # Metrics have a module of their own, because their names are a contract with dashboards.
     "ray": {"pipeline.cluster", "pipeline.placement", "pipeline.metrics"},
     "openai": {"pipeline.engines.client"},
+    # Scopes of cancellation, as `openai` has them.
+    "anyio": {"pipeline.engines.client"},
     "datasets": {"pipeline.sources"},
     "pyarrow": {
         "schemas.completion",

@@ -1,9 +1,11 @@
 """The client against a real server on loopback: every answer becomes exactly one outcome."""
 
 import asyncio
+import gc
 import json
 import resource
 import threading
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -338,6 +340,32 @@ def test_more_requests_than_the_library_holds_connections_are_in_flight_at_once(
     assert facts.model_names == ("m",)
     assert server.peak_in_flight == 5
     assert all(isinstance(outcome, Turn) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_request_that_is_given_up_while_dead_connections_are_closed_leaves_none_open(
+    steps: int,
+) -> None:
+    slow = Reply(body=completion_body("well"), delay_s=0.05)
+
+    async def life() -> None:
+        with serving(ScriptedServer(script=lambda asked, number: slow)) as server:
+            client = client_for(server.url)
+            await asyncio.gather(*(client.generate(request()) for _ in range(8)))
+        # The server is gone: whoever asks next closes its eight connections first.
+        asked = asyncio.create_task(client.generate(request()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert asked.cancelled()
+        await client.close()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asyncio.run(life())
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []
 
 
 def test_requests_in_flight_are_bounded_by_the_files_that_may_be_open(

@@ -26,11 +26,7 @@ from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt
 
-pytestmark = [
-    pytest.mark.engine,
-    # Connections to a server that died are closed by the HTTP library only when collected.
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-]
+pytestmark = [pytest.mark.engine]
 
 STANDIN = Path(__file__).with_name("standin_sglang.py")
 MODEL = "Qwen/Qwen3.6-27B"

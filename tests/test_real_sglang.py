@@ -46,7 +46,6 @@ pytestmark = [
         not (PYTHON and MODEL and HYBRID_MODEL),
         reason="needs SGLANG_PYTHON, SGLANG_MODEL and SGLANG_HYBRID_MODEL",
     ),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 
 ENGINE: dict[str, Any] = {

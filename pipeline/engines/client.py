@@ -5,15 +5,17 @@ when it is a whole chat completion that ended with `stop` or `length`; whatever 
 with whatever status, is not an answer. The client never retries: retries are the worker's.
 """
 
+import asyncio
 import json
 import resource
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
+import anyio
 import openai
 
 from pipeline.engines.thinking import split_thinking
@@ -31,6 +33,8 @@ _LANE_REQUESTS = 1000
 # openai/_constants.py: DEFAULT_CONNECTION_LIMITS, openai 1 to 3; more wait for a connection.
 _FILES_KEPT_FREE = 256
 # assumed: more than what a worker opens beside its connections
+T = TypeVar("T")
+
 _CAUSE_LENGTH = 300
 _NOT_ANSWERED_S = 5.0
 _CONNECT_S = 10.0
@@ -90,7 +94,7 @@ class ChatClient:
         lane = self._lane()
         lane.in_flight += 1
         try:
-            return await self._generate(lane.openai, request)
+            return await _to_its_end(self._generate(lane.openai, request))
         finally:
             lane.in_flight -= 1
 
@@ -117,7 +121,9 @@ class ChatClient:
         Raises EngineError when there is no server, or it refuses the key or is not ready.
         """
         try:
-            raw = await self._client().models.with_raw_response.list(timeout=_NOT_ANSWERED_S)
+            raw = await _to_its_end(
+                self._client().models.with_raw_response.list(timeout=_NOT_ANSWERED_S)
+            )
         except openai.APIStatusError as error:
             if error.status_code in (404, 405, 501):
                 return ServerFacts(model_names=(), context_length=None)
@@ -135,7 +141,9 @@ class ChatClient:
         """A page beside the API, `/metrics` for example; None where it does not answer well."""
         url = f"{self.base_url.removesuffix('/v1')}{path}"
         try:
-            return await self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+            return await _to_its_end(
+                self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+            )
         except openai.OpenAIError:
             # Whether that matters is the caller's to say: an old release lacks a page.
             return None
@@ -191,6 +199,30 @@ class ChatClient:
             **_given(optional),
             "extra_body": _given(beyond_openai),
         }
+
+
+async def _to_its_end(call: Awaitable[T]) -> T:
+    """Await a call of the library's; when this is cancelled, what the call has begun to close is.
+
+    The library shields its closing of connections by scopes of anyio's alone: a task of asyncio's
+    that is cancelled in the midst of it leaves the other connections open for good.
+    """
+    scope, answers = anyio.CancelScope(), list[T]()
+
+    async def asked() -> None:
+        with scope:
+            answers.append(await call)
+
+    task = asyncio.create_task(asked())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        scope.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # it was given up: how it ended is nobody's to hear
+        raise
+    return answers[0]
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:
