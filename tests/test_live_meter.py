@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scripted_server import Reply, ScriptedServer, completion_body, serving
 
+from pipeline import live_meter
 from pipeline.engines.assembly import ServedEngine
 from pipeline.engines.counters import EngineCounters, engine_counters
 from pipeline.live_meter import Meter, rounded
@@ -157,8 +158,11 @@ def test_lengths_are_kept_to_three_digits() -> None:
 
 
 @pytest.mark.parametrize("is_idle_first", [False, True])
-def test_engine_is_metered_over_http(tmp_path: Path, is_idle_first: bool) -> None:
-    script = Reply(body=completion_body("hello"), delay_s=0.51)
+def test_engine_is_metered_over_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_idle_first: bool
+) -> None:
+    monkeypatch.setattr(live_meter, "_SHORTEST_LAST_S", 0.01)
+    script = Reply(body=completion_body("hello"), delay_s=0.02)
     with serving(ScriptedServer(script=lambda request, number: script)) as server:
         config = RunFile.model_validate(
             {
