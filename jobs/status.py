@@ -133,7 +133,10 @@ def _text(status: RunStatus, now_s: float) -> str:
     ]
     if status.rows_outside_input:
         lines.append(f"outside    {status.rows_outside_input:,} published rows not in the input")
-    lines += [_worker_line(worker) for worker in sorted(status.workers, key=_by_node)]
+    for worker in sorted(status.workers, key=_by_node):
+        lines.append(_worker_line(worker))
+        if worker.starved is not None:
+            lines.append(f"starved    {worker.worker_id} {worker.starved}")
     lines += failed_lines(status)
     return "\n".join(lines)
 

@@ -69,6 +69,9 @@ class RemoteBook:
     async def publish(
         self, part: Part, rows: list[tuple[LeaseKey, int]]
     ) -> set[tuple[LeaseKey, int]]:
+        # First: with the last rows the run ends, and nobody is asked any more.
+        if (span := await self.engine.idle_span()) is not None:
+            await self.coordinator.note_span.remote(part.worker_id, span)
         return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
 
     async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
@@ -85,6 +88,11 @@ class RemoteBook:
 
     async def engine_lost(self, worker_id: str, cause: str) -> None:
         await self.coordinator.engine_lost.remote(worker_id, cause)
+
+    async def tell_last_span(self, worker_id: str) -> None:
+        """What the engine did between the last heartbeat that told and its end."""
+        if (last := self.engine.last_span()) is not None:
+            await self.coordinator.note_span.remote(worker_id, *last)
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
         if (span := self.engine.span()) is not None:
@@ -111,18 +119,20 @@ class WorkerActor:
         engine = MeteredEngine(
             served=ServedEngine(
                 config=plan.config,
+                longest_prompts=frozen.longest,
                 worker_number=worker_number,
                 log_path=folder.local_file(self._log_name),
                 log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
             )
         )
+        self._book = RemoteBook(book, this_place(), engine)
         self._worker = Worker(
             worker_id=worker_id,
             session_id=plan.session_id,
             run_id=plan.run_id,
             config=plan.config,
             engine=engine,
-            book=RemoteBook(book, this_place(), engine),
+            book=self._book,
             folder=folder,
             frozen=frozen,
             carried_schema=schema_from_text(plan.carried_schema),
@@ -138,6 +148,7 @@ class WorkerActor:
             await self._worker.run()
         finally:
             keeping.cancel()
+            await self._book.tell_last_span(self._worker.worker_id)
             await self._keep_log()
 
     async def _keep_log_forever(self) -> None:

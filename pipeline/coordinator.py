@@ -11,7 +11,8 @@ from typing import Literal
 
 from pipeline import checkpoint, driver_lock
 from pipeline.canary import broken_by_all, excesses, hold_all_but_canary, tally_of, turned_bad
-from pipeline.intake import frozen_prompts
+from pipeline.engine_deaths import RowName, append_death, read_deaths
+from pipeline.intake import FrozenPrompts, frozen_prompts
 from pipeline.live_log import LogKeeper
 from pipeline.metrics import RunMetrics
 from pipeline.shards import Ledger
@@ -47,6 +48,7 @@ class Coordinator:
             shard_rows=work.shard_rows,
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
+            deaths=self._known_deaths(),
         )
         self._metrics = RunMetrics(run_id=plan.run_id)
         self._reports: dict[str, WorkerReport] = {}
@@ -110,11 +112,13 @@ class Coordinator:
         """The worker holds nothing: what the ledger still leases to it is open again."""
         self._ledger.worker_left(worker_id)
 
-    def note_span(self, worker_id: str, span: LiveSpan) -> None:
-        self._readings.log.add(worker_id, span, now_s=time())
+    def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
+        self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
 
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
-        self._ledger.engine_died(rows)
+        """Kept on disk too: a driver that dies meanwhile must not cost as many engines again."""
+        if counted := self._ledger.engine_died(rows):
+            append_death(self._folder, self._row_names(counted), now_s=time())
 
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
@@ -190,6 +194,28 @@ class Coordinator:
 
     # -- inside
 
+    def _known_deaths(self) -> dict[int, int]:
+        """Of earlier sessions, by this session's row numbers."""
+        deaths = read_deaths(self._folder)
+        if not deaths:
+            return {}
+        samples = self._plan.config.samples_per_prompt
+        numbers = dict(self._frozen().numbers_of({row_id for row_id, _ in deaths}))
+        return {
+            numbers[row_id] * samples + sample: count
+            for (row_id, sample), count in deaths.items()
+            if row_id in numbers and sample < samples
+        }
+
+    def _frozen(self) -> FrozenPrompts:
+        frozen = frozen_prompts(self._folder, self._plan.frozen_name)
+        assert frozen is not None
+        return frozen
+
+    def _row_names(self, rows: list[int]) -> list[RowName]:
+        samples, frozen = self._plan.config.samples_per_prompt, self._frozen()
+        return [(frozen.prompt(row // samples).row_id, row % samples) for row in rows]
+
     @property
     def _are_enough(self) -> bool:
         """Whether `min_engines` were ready at one time: from then on rows are handed out."""
@@ -261,12 +287,9 @@ class Coordinator:
         if not rows:
             return
         self._judge_canary()
-        frozen = frozen_prompts(self._folder, self._plan.frozen_name)
-        assert frozen is not None
-        for row in rows:
-            number, sample_index = divmod(row, self._plan.config.samples_per_prompt)
+        for row_id, sample_index in self._row_names(rows):
             failed = FailedRow(
-                row_id=frozen.prompt(number).row_id,
+                row_id=row_id,
                 sample_index=sample_index,
                 cause=f"its engine or worker was lost too often, the last time by: {cause}",
                 attempts=self._plan.config.work.max_shard_losses,

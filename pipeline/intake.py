@@ -9,16 +9,17 @@ carried columns go to the output.
 import base64
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.parquet_files import opened_parquet
 from pipeline.storage import Folder
-from schemas.prompt import Message, Problem, Prompt
+from schemas.prompt import Message, Problem, Prompt, most_tokens
 
 PROMPTS = "prompts"
 """Sub-folder of the output folder."""
@@ -50,6 +51,11 @@ class FrozenPrompts:
     system_column: str | None
     carried_schema: str
     """Arrow schema of the carried columns, serialised, in base64."""
+    longest: tuple[tuple[int, int], ...] | None = None
+    """Turns to generate → the most tokens that a row of so many can ask with, its answers left out.
+
+    None for a set that was frozen without.
+    """
     _group: tuple[int, list[Prompt]] = field(default=(-1, []))
 
     def prompt(self, number: int) -> Prompt:
@@ -65,6 +71,14 @@ class FrozenPrompts:
             with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
                 table = file.read(columns=["row_id", "content_hash"])
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
+
+    def numbers_of(self, row_ids: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Those of `row_ids` that the set has, with their numbers, in order."""
+        wanted, start = pa.array(row_ids, pa.string()), 0
+        for found, _ in self.ids():
+            for number in pc.indices_nonzero(pc.is_in(found, wanted)).to_pylist():
+                yield found[number].as_py(), start + number
+            start += len(found)
 
     def all_prompts(self) -> Iterator[Prompt]:
         return (self.prompt(number) for number in range(self.num_rows))
@@ -92,6 +106,7 @@ def freeze(
     folder.make(f"{PROMPTS}/{name}")
     known = _known_schema(carried, arrow_schema)
     num_rows = num_problems = 0
+    longest: dict[int, int] = {}
     stream = iter(prompts)
     while batch := list(islice(stream, _FILE_ROWS)):
         if arrow_schema is None:
@@ -99,6 +114,7 @@ def freeze(
         _write_file(folder, _file_name(name, num_rows // _FILE_ROWS), batch)
         num_rows += len(batch)
         num_problems += sum(prompt.problem is not None for prompt in batch)
+        _note_longest(longest, batch)
     index = {
         "num_rows": num_rows,
         "num_problems": num_problems,
@@ -106,6 +122,7 @@ def freeze(
         "shape": columns[1],
         "system_column": columns[2],
         "carried_schema": _schema_text(_as_written(known)),
+        "longest": tuple(sorted(longest.items())),
     }
     folder.write_whole(f"{PROMPTS}/{name}/index.json", json.dumps(index).encode())
     return FrozenPrompts(folder=folder, name=name, **index)  # type: ignore[arg-type]
@@ -116,7 +133,17 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
     index = f"{PROMPTS}/{name}/index.json"
     if not folder.exists(index):
         return None
-    return FrozenPrompts(folder=folder, name=name, **json.loads(folder.read(index)))
+    values = json.loads(folder.read(index))
+    if "longest" in values:
+        values["longest"] = tuple((turns, tokens) for turns, tokens in values["longest"])
+    return FrozenPrompts(folder=folder, name=name, **values)
+
+
+def _note_longest(longest: dict[int, int], prompts: list[Prompt]) -> None:
+    for prompt in prompts:
+        if prompt.problem is None:
+            turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
+            longest[turns] = max(tokens, longest.get(turns, 0))
 
 
 def remove_other_sets(folder: Folder, name: str) -> None:

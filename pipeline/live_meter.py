@@ -14,6 +14,7 @@ from schemas.completion import Outcome, Turn
 from schemas.live import LengthCounts, LiveSpan
 
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 2.0, 30.0
+_SHORTEST_LAST_S = 0.5  # of what is left when an engine ends
 _SPAN_PER_AGE = 0.5  # a young engine tells more often
 _PACED_ANSWERS = 400  # the last so many give the pace of a request
 _DIGITS = 3  # of a length: a run's completions are counted in some thousand classes
@@ -122,6 +123,10 @@ class Meter:
 
     # -- what is told
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._asked
+
     def span(self, now_s: float) -> LiveSpan | None:
         """The span that ends here, once it is long enough; the next one begins."""
         if self._sums is None or self._first_s is None:
@@ -130,8 +135,25 @@ class Meter:
         least_s = min(max(_SHORTEST_SPAN_S, _SPAN_PER_AGE * age_s), _LONGEST_SPAN_S)
         if now_s - self._sums.since_s < least_s:
             return None
+        return self._close_span(self._sums, age_s, now_s)
+
+    def last_span(self, now_s: float) -> LiveSpan | None:
+        """What is left when the engine ends, if it says anything.
+
+        Between two looks at its counters the answers say too much: what ends there was written
+        before.
+        """
+        if self._sums is None or self._first_s is None:
+            return None
+        is_between_looks = self._last is not None and not self._sums.looked_s
+        is_between_looks = is_between_looks and self._sums.since_s > self._first_s
+        if now_s - self._sums.since_s < _SHORTEST_LAST_S or is_between_looks:
+            return None
+        return self._close_span(self._sums, self._sums.since_s - self._first_s, now_s)
+
+    def _close_span(self, sums: _Sums, age_s: float, now_s: float) -> LiveSpan:
         self._integrate(now_s)
-        sums, self._sums = self._sums, _Sums(since_s=now_s)
+        self._sums = _Sums(since_s=now_s)
         return self._told(sums, age_s, now_s)
 
     def _told(self, sums: _Sums, age_s: float, now_s: float) -> LiveSpan:

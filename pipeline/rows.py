@@ -5,7 +5,7 @@ the next open place; a completion holds every turn regenerated so far, whatever 
 turn whose flags ask for another try is thrown away, a bounded number of times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.quality import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
@@ -13,7 +13,7 @@ from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.manifest import FailedRow
 from schemas.prompt import Message, Problem, Prompt, Request, SamplingParams, with_own_seed
-from schemas.shard import LeaseKey
+from schemas.shard import Lease, LeaseKey
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +41,22 @@ class Row:
     """Of the try that follows it."""
     first_sampling: SamplingParams | None = None
     """What the first turn was generated with."""
+
+
+def rows_of_lease(
+    lease: Lease, prompt_of: Callable[[int], Prompt], samples_per_prompt: int
+) -> Iterator[Row]:
+    """The lease's rows with their prompts, in order."""
+    deaths = dict(lease.deaths)
+    for number in lease.rows:
+        prompt_number, sample_index = divmod(number, samples_per_prompt)
+        yield Row(
+            key=lease.key,
+            number=number,
+            prompt=prompt_of(prompt_number),
+            sample_index=sample_index,
+            deaths=deaths.get(number, 0),
+        )
 
 
 def row_request(row: Row, config: RunFile) -> Request:

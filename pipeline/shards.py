@@ -61,11 +61,12 @@ class Ledger:
     rows_done: int = 0
     rows_failed: int = 0
     leases_lost: int = 0
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Row → deaths of engines while it was in flight, in earlier sessions too."""
     _entries: dict[int, _Entry] = field(default_factory=dict)
     _pending: deque[int] = field(default_factory=deque)
     _leased_by: dict[str, set[int]] = field(default_factory=dict)
     _last_seen_s: dict[str, float] = field(default_factory=dict)
-    _deaths: dict[int, int] = field(default_factory=dict)
     _next_shard_id: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class Ledger:
         self._leased_by.setdefault(worker_id, set()).add(shard_id)
         key = LeaseKey(shard_id=shard_id, attempt=entry.attempt)
         rows = tuple(self._open_rows(entry))
-        deaths = tuple((row, self._deaths[row]) for row in rows if row in self._deaths)
+        deaths = tuple((row, self.deaths[row]) for row in rows if row in self.deaths)
         return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths)
 
     def renew(self, worker_id: str, *, now_s: float) -> None:
@@ -173,11 +174,15 @@ class Ledger:
             given_up += rows
         return given_up
 
-    def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> None:
-        """Rows that were in flight when their engine died; one of them may have killed it."""
-        for key, row in rows:
-            if self._holds(key, row):
-                self._deaths[row] = self._deaths.get(row, 0) + 1
+    def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> list[int]:
+        """Rows that were in flight when their engine died; one of them may have killed it.
+
+        Returns those that were counted: their lease was current.
+        """
+        counted = sorted(row for key, row in rows if self._holds(key, row))
+        for row in counted:
+            self.deaths[row] = self.deaths.get(row, 0) + 1
+        return counted
 
     def worker_left(self, worker_id: str) -> None:
         """The worker ended by itself: what it still held returns to pending, as no loss."""

@@ -29,6 +29,7 @@ from pipeline.rows import (
     over_context,
     row_completion,
     row_request,
+    rows_of_lease,
     take_turn,
 )
 from pipeline.storage import Folder
@@ -36,7 +37,7 @@ from pipeline.tries import Starts, Tries
 from pipeline.worker_ports import Engine, LeaseBook
 from schemas.completion import Completion, Interruption, Refusal, Turn
 from schemas.config import RunFile
-from schemas.progress import WorkerReport, WorkerState
+from schemas.progress import Supply, WorkerReport, WorkerState
 from schemas.prompt import Problem, Prompt
 from schemas.shard import Lease, LeaseKey
 
@@ -325,20 +326,8 @@ class Worker:
 
     def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
         """The lease's rows with their prompts; bad ones with what is wrong with them."""
-        rows: list[tuple[Row, Problem | None]] = []
-        deaths = dict(lease.deaths)
-        for number in lease.rows:
-            prompt_number, sample_index = divmod(number, self.config.samples_per_prompt)
-            prompt = self.frozen.prompt(prompt_number)
-            row = Row(
-                key=lease.key,
-                number=number,
-                prompt=prompt,
-                sample_index=sample_index,
-                deaths=deaths.get(number, 0),
-            )
-            rows.append((row, prompt.problem or self._over_context(prompt)))
-        return rows
+        rows = rows_of_lease(lease, self.frozen.prompt, self.config.samples_per_prompt)
+        return [(row, row.prompt.problem or self._over_context(row.prompt)) for row in rows]
 
     def _over_context(self, prompt: Prompt) -> Problem | None:
         if self.engine.context_length is None:
@@ -368,10 +357,20 @@ class Worker:
         """Look whether an engine that seems to run also works, until it does not."""
         while self._lost_cause is None:
             await asyncio.sleep(_WATCH_S)
-            trouble = await self.engine.trouble(len(self._running))
+            trouble = await self.engine.trouble(self._supply())
             if trouble is not None:
                 self._lost_cause = self._last_cause = trouble
                 self._something.set()
+
+    def _supply(self) -> Supply:
+        return Supply(
+            in_flight=len(self._running),
+            waiting=len(self._queue) + len(self._suspects),
+            backing_off=len(self._delayed),
+            held_s=max(0.0, self._hold_until_s - monotonic()),
+            is_alone=self._is_alone,
+            is_leasing=self._leasing is not None and not self._leasing.done(),
+        )
 
     async def _stop_watching(self) -> None:
         if self._watching is not None:
@@ -410,6 +409,7 @@ class Worker:
             window_flags=dict(Counter(flag for flags in self._window for flag in flags)),
             plan=self.engine.plan,
             max_running_requests=self.engine.max_running_requests,
+            starved=self.engine.starved,
         )
 
     # -- finished rows out
@@ -471,13 +471,12 @@ class Worker:
         rows = list(hit.values())
         self._hit.clear()
         await self._cancel_running()
+        await self.book.engine_died(list(hit))
         if len(rows) == 1 and self._is_suspect(rows[0]):
             died = f"the engine died {rows[0].deaths + 1} times with this row in flight"
             self._finish(
                 rows[0], Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
             )
-            return
-        await self.book.engine_died(list(hit))
 
     async def _give_all_back(self, cause: str) -> None:
         await self._cancel_running()

@@ -87,8 +87,9 @@ class EngineConfig(Section):
     count: Annotated[int, Field(ge=1)] | None = 1
     """Engines to start, one worker each. Null: as many as the cluster's GPUs hold, and more when
     nodes join. An `endpoint` run has one worker a base URL instead."""
-    max_running_requests: Annotated[int, Field(ge=1, le=1000)] = 16
-    """Requests in flight, per engine; the client holds a thousand connections at most."""
+    max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Requests in flight, per engine. sglang: where it is not given, what the launch and the
+    engine say; 16 where neither does."""
     base_urls: list[str] = []
     api_key_env: str | None = None
     """Name of the environment variable that holds the endpoints' key."""

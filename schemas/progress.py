@@ -1,4 +1,4 @@
-"""What workers and the coordinator tell each other, and what `live.json` tells people."""
+"""What workers, engines and the coordinator tell each other, and what `live.json` tells people."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -9,6 +9,28 @@ from schemas.shard import Lease
 
 CanaryState = Literal["none", "running", "passed", "failed"]
 WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What a worker has for its engine at one moment."""
+
+    in_flight: int
+    waiting: int = 0
+    """Rows that are leased and not sent."""
+    backing_off: int = 0
+    """Rows that wait for their next try."""
+    held_s: float = 0.0
+    """For so long nothing is sent, because the engine asked for that."""
+    is_alone: bool = False
+    """A row at which engines have died is in flight, and no other may be."""
+    is_leasing: bool = False
+    """A lease is asked for and not answered."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether rows are there, or may be, beside those in flight."""
+        return bool(self.waiting or self.backing_off or self.is_leasing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +61,8 @@ class WorkerReport:
     plan: str | None = None
     """The launch flags of the engine that runs."""
     max_running_requests: int = 0
+    starved: str | None = None
+    """What the engine is short of, where it has long run far fewer requests than it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ no text of the source's. The row id depends on what a row says, never on where i
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -85,6 +86,18 @@ class Request:
     turn_index: int
     messages: tuple[Message, ...]
     sampling: SamplingParams
+
+
+TEMPLATE_TOKENS_PER_MESSAGE = 5
+# ChatML: <|im_start|>, role, line feed, and <|im_end|>, line feed behind the text.
+
+
+def most_tokens(messages: Iterable[Message]) -> int:
+    """No byte-level vocabulary takes more tokens than this: a token is a byte at least."""
+    return sum(
+        len(message.content.encode("utf-8", "surrogatepass")) + TEMPLATE_TOKENS_PER_MESSAGE
+        for message in messages
+    )
 
 
 def content_hash(messages: tuple[Message, ...]) -> str:

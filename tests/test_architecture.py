@@ -23,7 +23,13 @@ FLOORS = (
     ("pipeline.estimate_page",),
     ("pipeline.storage", "pipeline.object_store"),
     ("pipeline.store_folder", "pipeline.parquet_files"),
-    ("pipeline.driver_lock", "pipeline.checkpoint", "pipeline.intake", "pipeline.sources"),
+    (
+        "pipeline.driver_lock",
+        "pipeline.checkpoint",
+        "pipeline.engine_deaths",
+        "pipeline.intake",
+        "pipeline.sources",
+    ),
     ("pipeline.prompts", "pipeline.run_history", "pipeline.run_events", "pipeline.row_figures"),
     ("pipeline.looping",),
     ("pipeline.quality", "pipeline.languages"),
@@ -73,6 +79,8 @@ DOORS = {
     # Metrics have a module of their own, because their names are a contract with dashboards.
     "ray": {"pipeline.cluster", "pipeline.placement", "pipeline.metrics"},
     "openai": {"pipeline.engines.client"},
+    # Scopes of cancellation, as `openai` has them.
+    "anyio": {"pipeline.engines.client"},
     "datasets": {"pipeline.sources"},
     "pyarrow": {
         "schemas.completion",

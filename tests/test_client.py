@@ -1,15 +1,27 @@
 """The client against a real server on loopback: every answer becomes exactly one outcome."""
 
 import asyncio
+import gc
 import json
+import resource
+import threading
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import openai
 import pytest
 from scripted_server import Reply, ScriptedServer, completion_body, serving
 
-from pipeline.engines.client import ChatClient, ServerFacts, server_release
+from pipeline.engines import client as client_module
+from pipeline.engines.client import (
+    MOST_IN_FLIGHT,
+    ChatClient,
+    ServerFacts,
+    most_in_flight,
+    server_release,
+)
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.prompt import Message, Request, SamplingParams
@@ -295,6 +307,83 @@ def test_counts_and_ids_that_no_column_holds_are_left_out(server: ScriptedServer
     got = turn(ask(server.url))
     assert (got.prompt_tokens, got.completion_tokens) == (None, None)
     assert (got.prompt_token_ids, got.completion_token_ids) == ((1,), None)
+
+
+def test_more_requests_than_the_library_holds_connections_are_in_flight_at_once(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the library held two connections, and not a thousand.
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=2)
+    monkeypatch.setattr("openai._base_client.DEFAULT_CONNECTION_LIMITS", limits)
+    monkeypatch.setattr(client_module, "_LANE_REQUESTS", 2)
+    all_are_there = threading.Event()
+
+    def slow(_: object, number: int) -> Reply:
+        if number == 5:
+            all_are_there.set()
+        return Reply(body=completion_body("well"), delay_s=0.3)
+
+    server.script = slow
+
+    async def all_at_once() -> tuple[ServerFacts, list[Outcome]]:
+        client = client_for(server.url)
+        asked = [asyncio.create_task(client.generate(request())) for _ in range(5)]
+        await asyncio.to_thread(all_are_there.wait, 5.0)
+        # What is asked beside them waits for none of them.
+        facts = await client.facts()
+        assert not any(task.done() for task in asked)
+        outcomes = await asyncio.gather(*asked)
+        await client.close()
+        return facts, outcomes
+
+    facts, outcomes = asyncio.run(asyncio.wait_for(all_at_once(), 5.0))
+    assert facts.model_names == ("m",)
+    assert server.peak_in_flight == 5
+    assert all(isinstance(outcome, Turn) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_request_that_is_given_up_while_dead_connections_are_closed_leaves_none_open(
+    steps: int,
+) -> None:
+    slow = Reply(body=completion_body("well"), delay_s=0.05)
+
+    async def life() -> None:
+        with serving(ScriptedServer(script=lambda asked, number: slow)) as server:
+            client = client_for(server.url)
+            await asyncio.gather(*(client.generate(request()) for _ in range(8)))
+        # The server is gone: whoever asks next closes its eight connections first.
+        asked = asyncio.create_task(client.generate(request()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert asked.cancelled()
+        await client.close()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asyncio.run(life())
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []
+
+
+def test_requests_in_flight_are_bounded_by_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def most_with(soft: int, hard: int) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+        monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+        return most_in_flight()
+
+    assert most_with(20_000, 20_000) == MOST_IN_FLIGHT
+    assert most_with(resource.RLIM_INFINITY, resource.RLIM_INFINITY) == MOST_IN_FLIGHT
+    assert not asked
+    assert most_with(1024, 65_536) == MOST_IN_FLIGHT
+    assert most_with(1024, 2048) == 2048 - 256
+    assert asked == [(MOST_IN_FLIGHT + 256, 65_536), (2048, 2048)]
 
 
 def test_client_asks_once(server: ScriptedServer) -> None:

@@ -328,7 +328,7 @@ def test_long_value_is_cut_in_the_message(mistakes: Mistakes) -> None:
         ("samples_per_prompt", [1], [0]),
         ("prompts.limit", [1], [0]),
         ("engine.count", [1], [0]),
-        ("engine.max_running_requests", [1, 1000], [0, 1001]),
+        ("engine.max_running_requests", [1, 4096], [0, 4097]),
         ("engine.context_length", [16], [15]),
         ("engine.cpus", [0], [-1]),
         ("cluster.min_engines", [1], [0]),

@@ -26,11 +26,7 @@ from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt
 
-pytestmark = [
-    pytest.mark.engine,
-    # Connections to a server that died are closed by the HTTP library only when collected.
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-]
+pytestmark = [pytest.mark.engine]
 
 STANDIN = Path(__file__).with_name("standin_sglang.py")
 MODEL = "Qwen/Qwen3.6-27B"
@@ -379,6 +375,77 @@ def test_flag_that_sglang_never_had_stays_on_the_line_as_it_was_given(tmp_path: 
     assert words[words.index("--mem-fraction-static") + 1] == "0.8"
     assert "--max-running-requests" in words, "what was left open is planned"
     assert any(line.startswith("event=planned gpu='RTX PRO 6000") for line in events)
+
+
+def launch_of(folder: Path, longest: list[tuple[int, int]] | None, **changes: object) -> Launch:
+    values: dict[str, Any] = {
+        "prompts": {"path": "unused"},
+        "model": MODEL,
+        "output": {"folder": str(folder)},
+        "sampling": {"max_tokens": 28672},
+        "engine": {"kind": "sglang", "command": ["c"]},
+        "hardware": [{"gpu": "RTX PRO 6000"}],
+        "planner": {"sglang_version": "0.5.23"},
+        **changes,
+    }
+    config = RunFile.model_validate(values)
+    launch = Launch(config=config, folder=Folder(folder), log=print, longest_prompts=longest)
+    launch.begin(())
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("longest", "context"),
+    [
+        # 1,203 + 28,672 + 1,024 for the template = 30,899: 31 times 1,024.
+        ([(1, 1_203)], 31_744),
+        # Two turns of 28,672 and 900 ask for more than one turn after 20,000.
+        ([(1, 20_000), (2, 900)], 59_392),
+        # More than the model holds, and not known: its whole context.
+        ([(1, 400_000)], 262_144),
+        (None, 262_144),
+    ],
+)
+def test_context_is_what_the_longest_prompt_and_its_budget_need(
+    tmp_path: Path, longest: list[tuple[int, int]] | None, context: int
+) -> None:
+    launch = launch_of(tmp_path, longest)
+    assert launch.flags is not None
+    assert launch.flags.number("context-length") == context
+    assert launch.setting is not None
+    assert launch.setting.least_context_tokens == (context if longest else None)
+
+
+def test_context_of_the_run_file_stands_and_retries_of_cut_turns_are_reckoned_with(
+    tmp_path: Path,
+) -> None:
+    engine = {"kind": "sglang", "command": ["c"], "context_length": 40_960}
+    given = launch_of(tmp_path, [(1, 1_203)], engine=engine)
+    assert given.flags is not None
+    assert given.flags.number("context-length") == 40_960
+    # Three tries, each twice as long: 4 times 28,672, and 2,227 beside it.
+    cut = launch_of(tmp_path, [(1, 1_203)], quality={"cut_in_answer": {"policy": "retry"}})
+    assert cut.flags is not None
+    assert cut.flags.number("context-length") == 117_760
+
+
+@pytest.mark.parametrize(
+    ("engine", "info", "in_flight"),
+    [
+        ({}, 40, 40),
+        ({"max_running_requests": 8}, 40, 8),
+        ({"flags": ["--max-running-requests=24"]}, 40, 24),
+        ({"flags": ["--max-running-requests=24"]}, 12, 12),
+        ({}, None, 16),
+    ],
+)
+def test_requests_in_flight_are_what_the_engine_runs_where_nobody_asks_for_fewer(
+    tmp_path: Path, engine: dict[str, object], info: int | None, in_flight: int
+) -> None:
+    command = {"kind": "sglang", "command": ["c"], "plan": "off"}
+    launch = launch_of(tmp_path, None, engine={**command, **engine})
+    ranks = [{"effective_max_running_requests_per_dp": info}] if info else []
+    assert launch.came_up("", {"internal_states": ranks}) == in_flight
 
 
 def test_engines_own_figure_counts_all_ranks_and_an_old_release_has_its_log() -> None:

@@ -1,6 +1,9 @@
 """An engine's metrics over time: hung, starved, or at work."""
 
+import pytest
+
 from pipeline.engines.health import Metrics, StartWatch, Watch, metrics_of
+from schemas.progress import Supply
 
 PAGE = """\
 # HELP sglang:num_running_reqs The number of running requests.
@@ -72,9 +75,12 @@ def test_idle_engine_is_not_hung() -> None:
     assert watched(watch, (0, still, 0, 3), (9000, still, 0, 3), (9030, still, 1, 3)) == [None] * 3
 
 
-def starving(watch: Watch, metrics: Metrics, *, in_flight: int = 16, cap: int = 32) -> str | None:
+FED = Supply(in_flight=32, waiting=32)
+
+
+def starving(watch: Watch, metrics: Metrics, supply: Supply = FED) -> str | None:
     told = [
-        watch.starved(now_s=now_s, metrics=metrics, in_flight=in_flight, cap=cap)
+        watch.starved(now_s=now_s, metrics=metrics, supply=supply, cap=32)
         for now_s in (0.0, 60.0, 130.0, 200.0)
     ]
     assert told[:2] == [None, None]
@@ -90,14 +96,55 @@ def test_starved_engine_tells_what_it_is_short_of() -> None:
     assert "KV tokens (97% in use)" in short_of(token_usage=0.97, queued=8.0)
     assert "wait for admission" in short_of(queued=8.0)
     assert "runs 8 of 32 requests" in short_of(queued=8.0)
-    few = starving(Watch(hang_timeout_s=60), reading(running=2.0), in_flight=2)
-    assert few == "runs 2 of 32 requests: short of requests (2 in flight)"
+    assert "between the client and the scheduler" in short_of()
+
+
+@pytest.mark.parametrize(
+    ("supply", "why"),
+    [
+        (Supply(in_flight=2, backing_off=90), "rows wait for their next try"),
+        (Supply(in_flight=2, waiting=40, held_s=9.0), "it asked to be left alone"),
+        (Supply(in_flight=1, waiting=40, is_alone=True), "a row at which engines have died"),
+        (Supply(in_flight=2, is_leasing=True), "its lease is not answered"),
+        (Supply(in_flight=2, waiting=40), "rows wait to be sent"),
+    ],
+)
+def test_engine_with_few_requests_although_there_are_rows_tells_why(
+    supply: Supply, why: str
+) -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = str(starving(watch, reading(running=2.0), supply))
+    assert told.startswith(
+        f"runs 2 of 32 requests: short of requests ({supply.in_flight} in flight): {why}"
+    )
+    assert watch.shortage == told
+
+
+def test_engine_that_has_the_last_rows_is_not_starved() -> None:
+    watch = Watch(hang_timeout_s=60)
+    last = Supply(in_flight=2)
+    assert starving(watch, reading(running=2.0), last) is None
+    assert watch.shortage is None
+
+
+def test_shortage_stands_for_as_long_as_it_lasts_and_is_told_once_though_figures_move() -> None:
+    watch = Watch(hang_timeout_s=60)
+
+    def look(now_s: float, queued: float, running: float = 8.0) -> str | None:
+        metrics = reading(running=running, queued=queued)
+        return watch.starved(now_s=now_s, metrics=metrics, supply=FED, cap=32)
+
+    told = [look(0.0, 8.0), look(130.0, 8.0), look(140.0, 9.0)]
+    assert [text is None for text in told] == [True, False, True]
+    assert "9 wait for admission" in str(watch.shortage)
+    assert look(150.0, 0.0, running=30.0) is None
+    assert watch.shortage is None
 
 
 def test_retraction_is_told_while_it_happens() -> None:
     watch = Watch(hang_timeout_s=60)
     told = [
-        watch.starved(now_s=n * 70.0, metrics=reading(retracted=float(n)), in_flight=32, cap=32)
+        watch.starved(now_s=n * 70.0, metrics=reading(retracted=float(n)), supply=FED, cap=32)
         for n in range(4)
     ]
     assert "retraction" in str(told[2])
@@ -107,7 +154,7 @@ def test_engine_that_is_well_filled_is_not_starved() -> None:
     watch = Watch(hang_timeout_s=60)
     full = reading(running=30.0)
     assert all(
-        watch.starved(now_s=now_s, metrics=full, in_flight=32, cap=32) is None
+        watch.starved(now_s=now_s, metrics=full, supply=FED, cap=32) is None
         for now_s in (0.0, 500.0, 1000.0)
     )
 

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,29 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows a group, two groups a file."""
     monkeypatch.setattr(intake, "_GROUP_ROWS", 3)
     monkeypatch.setattr(intake, "_FILE_ROWS", 6)
+
+
+def test_longest_rows_are_noted_by_their_turns(folder: Folder) -> None:
+    def of(texts: list[str], problem: Problem | None = None) -> Prompt:
+        open_place = Message(role="assistant", content="")
+        pairs = [(Message(role="user", content=text), open_place) for text in texts]
+        messages = tuple(message for pair in pairs for message in pair)
+        return replace(prompt(0), messages=messages, problem=problem)
+
+    bad = of(["x" * 99], Problem(kind="empty_text", text="t"))
+    rows = [of(["a" * 30]), of(["ä" * 20]), of(["b", "cc"]), bad]
+    frozen = freeze(folder, "set", rows, columns=COLUMNS, carried=[], arrow_schema=None)
+    # A byte is a token at most, and each message takes 5 for the template.
+    assert frozen.longest == ((1, 40 + 10), (2, 3 + 20))
+    again = frozen_prompts(folder, "set")
+    assert again is not None
+    assert again.longest == frozen.longest
+    index = json.loads(folder.read(INDEX))
+    del index["longest"]
+    folder.write_whole(INDEX, json.dumps(index).encode())
+    older = frozen_prompts(folder, "set")
+    assert older is not None
+    assert older.longest is None
 
 
 def prompt(number: int, **carried: object) -> Prompt:

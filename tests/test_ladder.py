@@ -1,5 +1,6 @@
 """From a cause and a plan to what is tried next: every cause, in old and new wording."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,50 @@ def test_slack_failure_leaves_more_outside_the_pools_by_what_was_lacking() -> No
     answer = next_step((at,), on)
     assert isinstance(answer, Step)
     before, after = plan(at.flags, on), plan(answer.flags, on)
-    room = [p.slack_bytes - sum(item.bytes for item in p.slack_items) for p in (before, after)]
-    assert room[1] - room[0] >= 5.2 * 2**30
+    assert headroom(after) - headroom(before) >= 5.2 * 2**30
     assert after.verdict == "fits"
 
 
 RUNTIME = "runtime--indexer-scratch-at-prefill"
+
+
+def headroom(made: LaunchPlan) -> int:
+    return made.slack_bytes - sum(item.bytes for item in made.slack_items)
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "unforeseen_gib"),
+    # Lacking by the log, with the margin: 0.32 and 1.43 GiB. Asks that do not grow need four steps.
+    [("runtime--after-six-hours", 7.5), ("graph_capture--decode-new", 10)],
+)
+def test_three_steps_at_most_meet_needs_that_no_plan_foresees(
+    excerpt: str, unforeseen_gib: float
+) -> None:
+    def by_requests_and_chunk(made: LaunchPlan) -> float:
+        return made.requests_at_expected_length + made.settings.chunked_prefill_size / 1e6
+
+    on = setting(rate=by_requests_and_chunk)
+    line = "--mem-fraction-static 0.91 --max-running-requests 128 --disable-radix-cache"
+    so_far: tuple[Tried, ...] = (tried(line, excerpt),)
+    while headroom(plan(so_far[-1].flags, on)) < unforeseen_gib * 2**30:
+        answer = next_step(so_far, on)
+        assert isinstance(answer, Step)
+        so_far += (Tried(flags=answer.flags, cause=so_far[0].cause),)
+    assert len(so_far) - 1 <= 3
+
+
+def test_where_no_step_grows_as_asked_the_one_with_most_room_is_taken() -> None:
+    # A launch whose chunk, graphs and requests are down already: the fraction alone is left.
+    line = (
+        "--chunked-prefill-size 1024 --cuda-graph-max-bs-decode 8 --max-running-requests 1 "
+        "--disable-radix-cache --context-length 8192 --mem-fraction-static"
+    )
+    so_far = tuple(tried(f"{line} {value}", RUNTIME) for value in ("0.80", "0.74", "0.66"))
+    on, asked_gib = setting(), 5.2 + 0.25
+    answer = next_step(so_far, on)
+    assert isinstance(answer, Step)
+    grown = headroom(plan(answer.flags, on)) - headroom(plan(so_far[-1].flags, on))
+    assert asked_gib * 2**30 <= grown < 4 * asked_gib * 2**30
 
 
 def test_pool_failure_is_answered_with_a_higher_fraction() -> None:
@@ -204,6 +243,7 @@ def test_more_cards_are_used_only_if_they_are_there() -> None:
 
 def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
     at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
+    # As if a short context were worth all: what the rows need is kept all the same.
     on = setting(least_context_tokens=16384, rate=lambda p: -float(p.settings.context_length))
     answer = next_step((at,), on)
     assert isinstance(answer, Step)
@@ -211,6 +251,21 @@ def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
     kept = next_step((at,), setting())
     assert isinstance(kept, Step)
     assert kept.flags.text("context-length") == "262144"
+    short = tried("--mem-fraction-static 0.90 --context-length 8192", RUNTIME)
+    as_given = next_step((short,), on)
+    assert isinstance(as_given, Step)
+    assert as_given.flags.text("context-length") == "8192"
+
+
+@pytest.mark.parametrize("on", [setting(), BLIND], ids=["planned", "blind"])
+def test_context_that_serves_no_row_goes_with_the_first_step(on: Setting) -> None:
+    at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
+    answer = next_step((at,), replace(on, least_context_tokens=31744))
+    assert isinstance(answer, Step)
+    assert answer.flags.text("context-length") == "31744"
+    assert "--context-length 262144 → 31744" in answer.change
+    alone = at.flags.changed({"context-length": "31744"})
+    assert answer.flags.argv() != alone.argv(), "and something else gives way too"
 
 
 def test_plan_is_made_anew_with_the_figures_of_the_log() -> None:

@@ -1,13 +1,13 @@
 """What a worker sums up of its engine, by the engine's counters or by answers."""
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scripted_server import Reply, ScriptedServer, completion_body, serving
 
+from pipeline import live_meter
 from pipeline.engines.assembly import ServedEngine
 from pipeline.engines.counters import EngineCounters, engine_counters
 from pipeline.live_meter import Meter, rounded
@@ -120,11 +120,48 @@ def test_engine_that_was_started_again_begins_anew() -> None:
     assert (span.engine_age_s, span.cap_requests, span.running) == (0.0, 4, ((0, 1),))
 
 
+def test_last_span_is_told_however_young_the_engine() -> None:
+    meter = Meter()
+    meter.started(8)
+    assert meter.last_span(99.0) is None, "nothing was asked"
+    number = meter.asked(100.0)
+    meter.ended(number, TURN, 101.0)
+    assert meter.span(101.0) is None
+    span = meter.last_span(101.0)
+    assert span is not None
+    assert (span.duration_s, span.tokens_per_s, span.finished) == (1.0, 200.0, ((200, 1),))
+    assert meter.last_span(101.2) is None, "nothing is left"
+
+
+def test_last_span_between_two_looks_says_nothing() -> None:
+    # 200 tokens end within a second of the last look: they were not written in it.
+    meter = Meter()
+    meter.started(8)
+    number = meter.asked(100.0)
+    at = EngineCounters(
+        running_requests=1, decoded_tokens=0.0, prefilled_tokens=None, tokens_per_s=0,
+        accept_length=None,
+    )  # fmt: skip
+    meter.looked(at, 100.0)
+    meter.looked(replace(at, decoded_tokens=190.0), 110.0)
+    assert meter.span(110.0) is not None
+    meter.ended(number, TURN, 111.0)
+    assert meter.last_span(111.0) is None
+    meter.looked(replace(at, running_requests=0, decoded_tokens=200.0), 112.0)
+    span = meter.last_span(112.0)
+    assert span is not None
+    assert (span.tokens_per_s, span.counted_by) == (5.0, "engine")
+
+
 def test_lengths_are_kept_to_three_digits() -> None:
     assert [rounded(tokens) for tokens in (7, 999, 1234, 32_768)] == [7, 999, 1230, 32_800]
 
 
-def test_engine_is_metered_over_http(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_idle_first", [False, True])
+def test_engine_is_metered_over_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_idle_first: bool
+) -> None:
+    monkeypatch.setattr(live_meter, "_SHORTEST_LAST_S", 0.01)
     script = Reply(body=completion_body("hello"), delay_s=0.02)
     with serving(ScriptedServer(script=lambda request, number: script)) as server:
         config = RunFile.model_validate(
@@ -136,13 +173,13 @@ def test_engine_is_metered_over_http(tmp_path: Path) -> None:
             }
         )
         served = ServedEngine(config=config, worker_number=0, log_path=tmp_path / "log")
-        span = asyncio.run(_metered(MeteredEngine(served=served)))
+        span = asyncio.run(_metered(MeteredEngine(served=served), is_idle_first=is_idle_first))
     assert sum(count for _, count in span.finished) == 6
     assert span.cap_requests == 16
     assert span.tokens_per_s == pytest.approx(18 / span.duration_s)
 
 
-async def _metered(engine: MeteredEngine) -> LiveSpan:
+async def _metered(engine: MeteredEngine, *, is_idle_first: bool) -> LiveSpan:
     await engine.start()
     sampling = SamplingParams(
         temperature=1, top_p=1, top_k=None, min_p=None, presence_penalty=None,
@@ -152,9 +189,22 @@ async def _metered(engine: MeteredEngine) -> LiveSpan:
     request = Request(
         row_id="r", sample_index=0, turn_index=0, messages=question, sampling=sampling
     )
-    await asyncio.gather(*(engine.generate(request) for _ in range(6)))
-    span = engine.meter.span(time.monotonic() + 2.0)
+    asked = [asyncio.create_task(engine.generate(request)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert await engine.idle_span() is None, "it is not idle"
+    await asyncio.gather(*asked)
+    assert engine.span() is None, "too young for a span of its own accord"
+    if is_idle_first:
+        idle = await engine.idle_span()
+        assert idle is not None
+        await engine.stop()
+        assert engine.last_span() is None, "all is told"
+        return idle
     await engine.stop()
-    assert span is not None
+    last = engine.last_span()
+    assert last is not None
+    span, ended_ago_s = last
+    assert 0.0 <= ended_ago_s < 1.0
     assert engine.span() is None
+    assert engine.last_span() is None
     return span

@@ -29,6 +29,7 @@ from pipeline.storage import LocalFolder as Folder
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile
+from schemas.progress import Supply
 from schemas.prompt import Message, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ pytestmark = [
         not (PYTHON and MODEL and HYBRID_MODEL),
         reason="needs SGLANG_PYTHON, SGLANG_MODEL and SGLANG_HYBRID_MODEL",
     ),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 
 ENGINE: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_one_engine_from_its_launch_to_its_end(engine: ServedEngine) -> None:
         assert isinstance(overlong, Refusal)
         assert "400" in overlong.text
         await aborted(engine)
-        assert await engine.trouble(0) is None
+        assert await engine.trouble(Supply(in_flight=0)) is None
         await engine.stop()
 
     asyncio.run(life())

@@ -205,6 +205,19 @@ def test_workers_are_told_by_node_with_their_gpus(
     ]
 
 
+def test_starved_engine_is_told_with_what_it_is_short_of(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    short = "runs 8 of 32 requests: short of KV tokens (97% in use)"
+    workers = (replace(WORKER, starved=short), replace(WORKER, worker_id="w1"))
+    driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
+    folder.write_whole(LIVE_FILE, replace(LIVE, workers=workers).to_json().encode())
+    assert main([str(folder.root)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("starved")]
+    assert lines == [f"starved    w0 {short}"]
+
+
 # -- the time left
 
 

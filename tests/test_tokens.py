@@ -13,10 +13,9 @@ from pipeline.engines.tokens import (
     approximate_token_counter,
     gguf_token_counter,
     model_token_counter,
-    most_tokens,
 )
 from pipeline.errors import ConfigError
-from schemas.prompt import Message
+from schemas.prompt import Message, most_tokens
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 _TEMPLATE = 5

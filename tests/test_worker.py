@@ -20,7 +20,7 @@ from pipeline.tries import Starts
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
-from schemas.progress import Orders
+from schemas.progress import Orders, Supply
 from schemas.prompt import Message, Problem, Prompt, Request
 
 
@@ -467,6 +467,34 @@ def test_engine_that_hangs_is_started_again_and_its_rows_are_done(
     assert at.book.lost == ["hung: no token for 300 s"]
 
 
+def test_engine_is_asked_for_trouble_with_what_the_worker_has_for_it(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_WATCH_S", 0.01)
+    engine = AskedEngine(max_running_requests=3, starved="runs 1 of 3 requests")
+    at = desk(prompts_of(20), engine, work={"shard_rows": 20})
+    at.run()
+    each_once(at.book, 20)
+    full = [supply for supply in engine.supplies if supply.in_flight == 3]
+    assert any(supply.waiting >= 3 and supply.has_more for supply in full)
+    assert at.worker.report().starved == "runs 1 of 3 requests"
+
+
+@dataclass(slots=True, kw_only=True)
+class AskedEngine(FakeEngine):
+    """Slow, and keeps what it was told."""
+
+    supplies: list[Supply] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> Outcome:
+        await asyncio.sleep(0.02)
+        return await FakeEngine.generate(self, request)
+
+    async def trouble(self, supply: Supply) -> str | None:
+        self.supplies.append(supply)
+        return None
+
+
 @dataclass(slots=True, kw_only=True)
 class HangingEngine(FakeEngine):
     """From request `hangs_at` on nothing is answered until it is started again."""
@@ -511,6 +539,21 @@ def test_row_that_kills_its_engine_is_tried_alone_and_then_ends_as_an_error_row(
     assert len(poisoned.beside_poison) == 3
     assert poisoned.beside_poison[2] == 0
     assert at.engine.starts == 4
+
+
+def test_row_that_killed_engines_in_an_earlier_session_kills_one_more_at_most(
+    desk: MakeDesk,
+) -> None:
+    poisoned = PoisonedEngine(poison="q007", max_running_requests=4)
+    at = desk(prompts_of(25), poisoned, engine={"max_deaths_in_flight": 2})
+    at.book.ledger.deaths[7] = 2
+    at.run()
+    rows = published_rows(at.book)
+    assert (rows["q007"]["status"], rows["q007"]["error_kind"]) == ("error", "engine_killed")
+    assert poisoned.beside_poison == [0]
+    # Of its last death, too, a driver that dies before the row is published leaves a word.
+    assert at.book.ledger.deaths[7] == 3
+    assert at.engine.starts == 2
 
 
 def test_row_that_was_only_near_deaths_is_answered_when_it_is_alone(desk: MakeDesk) -> None:

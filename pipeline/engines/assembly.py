@@ -24,7 +24,7 @@ from pipeline.engines.health import StartWatch, Watch, metrics_of
 from pipeline.engines.ladder import Again, Step, Stop
 from pipeline.engines.launch import Launch
 from pipeline.engines.launch_log import Cause, failure_cause
-from pipeline.engines.launch_setting import check_launch
+from pipeline.engines.launch_setting import Longest, check_launch
 from pipeline.engines.server import (
     EngineProcess,
     free_port,
@@ -36,13 +36,13 @@ from pipeline.engines.tokens import (
     TokenCounter,
     gguf_token_counter,
     model_token_counter,
-    most_tokens,
 )
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.store_folder import open_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.progress import Supply
+from schemas.prompt import Message, Request, SamplingParams, most_tokens
 
 if TYPE_CHECKING:
     from pipeline.engines.client import ChatClient
@@ -68,6 +68,8 @@ class ServedEngine:
     release: str | None = None
     context_length: int | None = None
     log: Callable[[str], None] = print
+    longest_prompts: Longest | None = None
+    """The run's prompts by their turns, where they are known: what the context has to hold."""
     _launch: Launch | None = None
     _effective_requests: int | None = None
     _watch: Watch | None = None
@@ -90,6 +92,11 @@ class ServedEngine:
     @property
     def plan(self) -> str | None:
         return self._launch.text if self._launch is not None and self._launch.is_begun else None
+
+    @property
+    def starved(self) -> str | None:
+        """What the engine is short of, where it runs far fewer requests than it could."""
+        return self._watch.shortage if self._watch is not None else None
 
     @property
     def card(self) -> str | None:
@@ -137,7 +144,7 @@ class ServedEngine:
             return None
         return await self._client.page("/metrics")
 
-    async def trouble(self, in_flight: int) -> str | None:
+    async def trouble(self, supply: Supply) -> str | None:
         """Why an engine of ours that seems to run has to be started again, or None."""
         if self.config.engine.kind != "sglang" or self._watch is None or self._client is None:
             return None
@@ -146,10 +153,10 @@ class ServedEngine:
         page = await self._client.page("/metrics")
         metrics, now_s = metrics_of(page) if page else None, monotonic()
         self._hung = self._watch.hung(
-            now_s=now_s, metrics=metrics, in_flight=in_flight, answers=self._answers
+            now_s=now_s, metrics=metrics, in_flight=supply.in_flight, answers=self._answers
         )
         cap = self.max_running_requests
-        short = self._watch.starved(now_s=now_s, metrics=metrics, in_flight=in_flight, cap=cap)
+        short = self._watch.starved(now_s=now_s, metrics=metrics, supply=supply, cap=cap)
         if short is not None:
             power = await asyncio.to_thread(_power_text)
             self.log(f"event=starved engine={self.worker_number} why={short!r}{power}")
@@ -170,6 +177,7 @@ class ServedEngine:
 
     async def stop(self) -> None:
         self._is_ready = False
+        self._watch = None
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -251,16 +259,21 @@ class ServedEngine:
     def _new_launch(self) -> Launch:
         release = self.config.planner.sglang_version
         folder = open_folder(self.config.output.folder)
-        return Launch(config=self.config, folder=folder, log=self.log, release=release)
+        return Launch(
+            config=self.config,
+            folder=folder,
+            log=self.log,
+            release=release,
+            longest_prompts=self.longest_prompts,
+        )
 
     async def _start_sglang(self, launch: Launch) -> None:
         engine, port = self.config.engine, free_port()
         key = secrets.token_hex(24)  # no dash at its beginning, which a parser takes for a flag
         address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
         served = ["--served-model-name", engine.served_model_name or self.config.model]
-        requests = ["--max-running-requests", str(engine.max_running_requests)]
         given = launch.arguments()
-        ours = [*served, *requests, *address]
+        ours = [*served, *address]
         self._process = EngineProcess(
             command=[
                 *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
@@ -287,12 +300,15 @@ class ServedEngine:
 
     async def _note_figures(self, launch: Launch) -> None:
         """Read what the engine settled for, and keep so many requests in flight."""
+        from pipeline.engines.client import most_in_flight
+
         assert self._client is not None
         assert self._process is not None
         page = await self._client.page("/server_info")
         page = page or await self._client.page("/get_server_info")
         text = await asyncio.to_thread(self._process.log_text)
-        self._effective_requests = launch.came_up(text, _mapping(page))
+        effective = launch.came_up(text, _mapping(page))
+        self._effective_requests = min(effective, most_in_flight())
         self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
         self._answers_at_start, self._is_ready = self._answers, True
 

@@ -5,14 +5,17 @@ when it is a whole chat completion that ended with `stop` or `length`; whatever 
 with whatever status, is not an answer. The client never retries: retries are the worker's.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import resource
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
+import anyio
 import openai
 
 from pipeline.engines.thinking import split_thinking
@@ -22,6 +25,15 @@ from schemas.prompt import Message, Request
 
 _ROWS_OWN_FAULT = frozenset({400, 413, 422})
 """The request was read and refused for what it says. Any other status says nothing of the row."""
+
+MOST_IN_FLIGHT = 4096
+"""Requests that one client keeps in flight. assumed: twice what the planner asks of an engine."""
+
+_LANE_REQUESTS = 1000
+# openai/_constants.py: DEFAULT_CONNECTION_LIMITS, openai 1 to 3; more wait for a connection.
+_FILES_KEPT_FREE = 256
+# assumed: more than what a worker opens beside its connections
+T = TypeVar("T")
 
 _CAUSE_LENGTH = 300
 _NOT_ANSWERED_S = 5.0
@@ -38,9 +50,31 @@ class ServerFacts:
     context_length: int | None
 
 
+def most_in_flight() -> int:
+    """What this process may keep in flight, by the files that it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_IN_FLIGHT + _FILES_KEPT_FREE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    unlimited = soft == resource.RLIM_INFINITY
+    return MOST_IN_FLIGHT if unlimited else max(1, min(MOST_IN_FLIGHT, soft - _FILES_KEPT_FREE))
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A client of the library's own, with its connections, and how many are taken."""
+
+    openai: openai.AsyncOpenAI
+    in_flight: int = 0
+
+
 @dataclass(slots=True)
 class ChatClient:
     """One server, asked for chat completions.
+
+    Requests go out in lanes of so many connections as the library holds; what is asked beside
+    them has a client of its own, so that it never waits behind them.
 
     `opens_in_prompt` says that the model's template itself opens the thinking.
     """
@@ -52,15 +86,22 @@ class ChatClient:
     opens_in_prompt: bool
     return_token_ids: bool
     timeout_s: float
-    _openai: openai.AsyncOpenAI | None = None
+    _beside: openai.AsyncOpenAI | None = None
+    _lanes: list[_Lane] = field(default_factory=list)
 
     async def generate(self, request: Request) -> Outcome:
         """Ask once. Never raises for what a server or a network does."""
+        lane = self._lane()
+        lane.in_flight += 1
+        try:
+            return await _to_its_end(self._generate(lane.openai, request))
+        finally:
+            lane.in_flight -= 1
+
+    async def _generate(self, client: openai.AsyncOpenAI, request: Request) -> Outcome:
         asked_s = monotonic()
         try:
-            raw = await self._client().chat.completions.with_raw_response.create(
-                **self._arguments(request)
-            )
+            raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
         except openai.APITimeoutError:
             cause = f"no answer within {self.timeout_s:.0f} s"
             return Interruption(cause=cause, connection_failed=True)
@@ -80,7 +121,9 @@ class ChatClient:
         Raises EngineError when there is no server, or it refuses the key or is not ready.
         """
         try:
-            raw = await self._client().models.with_raw_response.list(timeout=_NOT_ANSWERED_S)
+            raw = await _to_its_end(
+                self._client().models.with_raw_response.list(timeout=_NOT_ANSWERED_S)
+            )
         except openai.APIStatusError as error:
             if error.status_code in (404, 405, 501):
                 return ServerFacts(model_names=(), context_length=None)
@@ -98,26 +141,41 @@ class ChatClient:
         """A page beside the API, `/metrics` for example; None where it does not answer well."""
         url = f"{self.base_url.removesuffix('/v1')}{path}"
         try:
-            return await self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+            return await _to_its_end(
+                self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+            )
         except openai.OpenAIError:
             # Whether that matters is the caller's to say: an old release lacks a page.
             return None
 
     async def close(self) -> None:
-        if self._openai is not None:
-            await self._openai.close()
-            self._openai = None
+        clients = [lane.openai for lane in self._lanes]
+        if self._beside is not None:
+            clients.append(self._beside)
+        self._lanes, self._beside = [], None
+        for client in clients:
+            await client.close()
+
+    def _lane(self) -> _Lane:
+        for lane in self._lanes:
+            if lane.in_flight < _LANE_REQUESTS:
+                return lane
+        # Made on first use, inside the loop that will use it.
+        self._lanes.append(_Lane(self._new_client()))
+        return self._lanes[-1]
 
     def _client(self) -> openai.AsyncOpenAI:
-        # Made on first use, inside the loop that will use it.
-        if self._openai is None:
-            self._openai = openai.AsyncOpenAI(
-                base_url=self.base_url,
-                api_key=self.api_key,
-                max_retries=0,
-                timeout=openai.Timeout(self.timeout_s, connect=_CONNECT_S),
-            )
-        return self._openai
+        if self._beside is None:
+            self._beside = self._new_client()
+        return self._beside
+
+    def _new_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self.api_key,
+            max_retries=0,
+            timeout=openai.Timeout(self.timeout_s, connect=_CONNECT_S),
+        )
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
@@ -141,6 +199,30 @@ class ChatClient:
             **_given(optional),
             "extra_body": _given(beyond_openai),
         }
+
+
+async def _to_its_end(call: Awaitable[T]) -> T:
+    """Await a call of the library's; when this is cancelled, what the call has begun to close is.
+
+    The library shields its closing of connections by scopes of anyio's alone: a task of asyncio's
+    that is cancelled in the midst of it leaves the other connections open for good.
+    """
+    scope, answers = anyio.CancelScope(), list[T]()
+
+    async def asked() -> None:
+        with scope:
+            answers.append(await call)
+
+    task = asyncio.create_task(asked())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        scope.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # it was given up: how it ended is nobody's to hear
+        raise
+    return answers[0]
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Turn
+from schemas.progress import Supply
 from schemas.prompt import Message, Request
 
 
@@ -38,6 +39,7 @@ class FakeEngine:
     dies_after: int | None = None
     starts_that_fail: int = 0
     plan: str | None = None
+    starved: str | None = None
     hangs: str | None = None
     """What the engine's own metrics tell; a start mends it."""
     requests: list[Request] = field(default_factory=list)
@@ -53,8 +55,8 @@ class FakeEngine:
             raise EngineError("the fake engine was told to fail at its start")
         self.alive, self.hangs = True, None
 
-    async def trouble(self, in_flight: int) -> str | None:
-        return self.hangs if in_flight else None
+    async def trouble(self, supply: Supply) -> str | None:
+        return self.hangs if supply.in_flight else None
 
     async def generate(self, request: Request) -> Outcome:
         self.requests.append(request)

@@ -8,6 +8,8 @@ tell what it is short of.
 import re
 from dataclasses import dataclass
 
+from schemas.progress import Supply
+
 _LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+|NaN)$", re.MULTILINE)
 
 _TOKEN_COUNTERS = ("realtime_tokens_total", "generation_tokens_total", "prompt_tokens_total")
@@ -91,6 +93,8 @@ class Watch:
     _starving_since_s: float | None = None
     _retracted: float = 0.0
     _told: str | None = None
+    shortage: str | None = None
+    """What a starving engine is short of, for as long as it starves."""
 
     def hung(
         self, *, now_s: float, metrics: Metrics | None, in_flight: int, answers: int
@@ -116,31 +120,55 @@ class Watch:
         return f"hung: no token for {silent_s:.0f} s with {in_flight} requests in flight ({state})"
 
     def starved(
-        self, *, now_s: float, metrics: Metrics | None, in_flight: int, cap: int
+        self, *, now_s: float, metrics: Metrics | None, supply: Supply, cap: int
     ) -> str | None:
-        """What a starving engine is short of, told once for as long as it stays so."""
+        """What a starving engine is short of, told once for as long as it stays so.
+
+        An engine is not starving because the last rows are in flight.
+        """
         retracted, self._retracted = self._retracted, metrics.retracted if metrics else 0.0
-        if metrics is None or metrics.running >= _STARVED_FRACTION * cap:
-            self._starving_since_s, self._told = None, None
+        is_fed = supply.has_more or supply.in_flight >= _STARVED_FRACTION * cap
+        if metrics is None or metrics.running >= _STARVED_FRACTION * cap or not is_fed:
+            self._starving_since_s, self._told, self.shortage = None, None, None
             return None
         if self._starving_since_s is None:
             self._starving_since_s = now_s
-        reason = _shortage(metrics, in_flight, cap, has_retracted=metrics.retracted > retracted)
-        if now_s - self._starving_since_s < _STARVED_AFTER_S or reason == self._told:
+        kind, reason = _shortage(metrics, supply, cap, has_retracted=metrics.retracted > retracted)
+        if now_s - self._starving_since_s < _STARVED_AFTER_S:
             return None
-        self._told = reason
-        return f"runs {metrics.running:g} of {cap} requests: {reason}"
+        self.shortage = f"runs {metrics.running:g} of {cap} requests: {reason}"
+        if kind == self._told:
+            return None
+        self._told = kind
+        return self.shortage
 
 
-def _shortage(metrics: Metrics, in_flight: int, cap: int, *, has_retracted: bool) -> str:
+def _shortage(
+    metrics: Metrics, supply: Supply, cap: int, *, has_retracted: bool
+) -> tuple[str, str]:
+    """The kind of shortage, and how it stands with it."""
     if has_retracted:
-        return "retraction: running requests outgrow the KV pool"
+        return "retraction", "retraction: running requests outgrow the KV pool"
     if metrics.state_usage >= _FULL_FRACTION:
-        return f"short of state slots ({metrics.state_usage:.0%} in use)"
+        return "states", f"short of state slots ({metrics.state_usage:.0%} in use)"
     if metrics.token_usage >= _FULL_FRACTION:
-        return f"short of KV tokens ({metrics.token_usage:.0%} in use)"
+        return "tokens", f"short of KV tokens ({metrics.token_usage:.0%} in use)"
     if metrics.queued:
-        return f"{metrics.queued:g} wait for admission: the scheduler reserves for long outputs"
-    if in_flight < _STARVED_FRACTION * cap:
-        return f"short of requests ({in_flight} in flight)"
-    return "requests are between the client and the scheduler"
+        return "admission", (
+            f"{metrics.queued:g} wait for admission: the scheduler reserves for long outputs "
+            "(--schedule-conservativeness below 1 reserves less)"
+        )
+    if supply.in_flight < _STARVED_FRACTION * cap:
+        why = _why_few(supply)
+        return why, f"short of requests ({supply.in_flight} in flight): {why}"
+    return "between", "requests are between the client and the scheduler"
+
+
+def _why_few(supply: Supply) -> str:
+    if supply.is_alone:
+        return "a row at which engines have died is tried alone"
+    if supply.held_s:
+        return "it asked to be left alone"
+    if supply.backing_off > supply.waiting:
+        return "rows wait for their next try"
+    return "rows wait to be sent" if supply.waiting else "its lease is not answered"

@@ -60,6 +60,11 @@ _WAIT_S: dict[CauseKind, float] = {
 }
 _MARGIN_BYTES = 256 * MIB
 # assumed: what an allocation that failed is followed by
+_ASK_GROWTH = 2
+# The ask for memory grows so with each configuration that ran out all the same: three steps add
+# 1 + 2 + 4 of the first ask, 1.75 GiB where nothing but the margin is known to be lacking. That is
+# the planner's own error (memory_budget.py: 0.3 of the estimates and 400 MiB, 1.9 GiB for
+# Qwen3.6-27B on an RTX PRO 6000) once more, and no more than twice what was really lacking.
 _SLACK_KINDS = ("graph_capture", "runtime")
 _POOL_KINDS = ("pool", "state_pool", "unbalanced")
 _MENDED_BY_FLAGS = (*_POOL_KINDS, *_SLACK_KINDS, "weights", "draft_weights")
@@ -92,7 +97,11 @@ class Setting:
     version: str | None
     lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
     least_context_tokens: int | None = None
-    """The shortest context that the rows bear; None: it stays as it is."""
+    """The shortest context that all rows have room in; None: it stays as it is.
+
+    A longer one is given up with the first step, since it serves no row; a shorter one is never
+    taken.
+    """
     may_change_state_dtype: bool = False
     users_flags: frozenset[str] = frozenset()
     """Flags of the run file; the others are the plan's own and may be left out."""
@@ -267,37 +276,60 @@ def _planned_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | Non
     here = forecasts.of(last.flags)
     if here is None or last.cause.kind not in _MENDED_BY_FLAGS:
         return None
-    known = {one.flags.argv() for one in tried}
+    demands = _demands(tried)
+    for candidates in _rounds(tried, here, forecasts):
+        found = [one for one in candidates if _meets(one.plan, demands, forecasts)]
+        if found:
+            best = max(found, key=lambda one: (one.rate, -one.num_changes, _room(one.plan)))
+            return _step(last.flags, here, best, forecasts.setting)
+    plain = [replace(demand, growth=1) for demand in demands]
+    for candidates in _rounds(tried, here, forecasts):
+        found = [one for one in candidates if _meets(one.plan, plain, forecasts)]
+        if found:
+            # The ladder's end is near: what has the most room, whatever it costs.
+            best = max(found, key=lambda one: (_room(one.plan), one.rate, -one.num_changes))
+            return _step(last.flags, here, best, forecasts.setting)
+    return None
+
+
+def _rounds(
+    tried: tuple[Tried, ...], here: LaunchPlan, forecasts: _Forecasts
+) -> Iterator[list[_Candidate]]:
+    """What may be tried, in rounds: single changes before pairs, sure plans before doubtful."""
+    last, known = tried[-1], {one.flags.argv() for one in tried}
     changes = list(_changes(here.settings, forecasts.setting))
     for width in (1, 2):
         for verdicts in (("fits",), ("fits", "marginal")):
-            found = [
+            yield [
                 candidate
                 for candidate in _candidates(last, changes, width, forecasts)
                 if candidate.flags.argv() not in known
                 and not any(map(candidate.flags.has, forecasts.setting.refused_flags))
                 and candidate.plan.verdict in verdicts
-                and all(_is_better(candidate.plan, one, forecasts) for one in tried)
             ]
-            if found:
-                best = max(found, key=lambda one: (one.rate, -one.num_changes, _room(one.plan)))
-                return _step(last.flags, here, best, forecasts.setting)
-    return None
 
 
 def _candidates(
     last: Tried, changes: list[Changes], width: int, forecasts: _Forecasts
 ) -> Iterator[_Candidate]:
+    spare = _without_spare_context(last.flags, forecasts.setting)
     for group in combinations(changes, width):
         merged = {name: value for change in group for name, value in change.items()}
         if len(merged) < sum(len(change) for change in group):
             continue
         for fraction in _fractions(last.flags, forecasts):
-            line = last.flags.changed({**merged, **fraction})
+            line = last.flags.changed({**spare, **merged, **fraction})
             plan = forecasts.of(line)
             if plan is not None and plan.requests_at_expected_length:
                 count = len([change for change in group if change]) + len(fraction)
                 yield _Candidate(line, plan, forecasts.setting.rate(plan), count)
+
+
+def _without_spare_context(flags: LaunchFlags, setting: Setting) -> Changes:
+    """A context that is longer than any row needs is cut to the need: that costs nothing."""
+    least, whole = setting.least_context_tokens, setting.model and setting.model.context_length
+    given = flags.number("context-length") or whole
+    return {"context-length": str(least)} if least and given and least < given else {}
 
 
 def _fractions(flags: LaunchFlags, forecasts: _Forecasts) -> Iterator[Changes]:
@@ -326,9 +358,6 @@ def _changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
     chunk = settings.chunked_prefill_size * settings.attention_dp_size
     yield from ({"chunked-prefill-size": str(part)} for part in (chunk // 2, chunk // 4)
                 if part >= 1024)  # fmt: skip
-    least = setting.least_context_tokens
-    if least is not None and least < settings.context_length:
-        yield {"context-length": str(least)}
     yield from _cache_changes(settings, setting)
     yield from _rank_changes(settings, setting)
 
@@ -382,22 +411,51 @@ def _rank_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]
 # -- better than what failed
 
 
-def _is_better(plan: LaunchPlan, failed: Tried, forecasts: _Forecasts) -> bool:
-    """Whether a plan has more of what a failed configuration ran out of, by as much as it lacked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Demand:
+    """More of what a failed configuration ran out of, by `growth` times what it lacked."""
+
+    failed: Tried
+    growth: int
+
+
+def _demands(tried: tuple[Tried, ...]) -> list[_Demand]:
+    """Every failed configuration's; the ask grows with each that ran out of the same before it.
+
+    A restart costs minutes, so that many small steps cost more than one that is too long.
+    """
+    demands, seen = [], list[tuple[bool, tuple[str, ...]]]()
+    for one in tried:
+        kind = (one.cause.kind in _SLACK_KINDS, one.flags.argv())
+        is_of_memory = one.cause.kind in (*_SLACK_KINDS, *_POOL_KINDS)
+        before = {line for in_slack, line in seen if in_slack == kind[0]} - {kind[1]}
+        growth = _ASK_GROWTH ** len(before) if is_of_memory else 1
+        demands.append(_Demand(failed=one, growth=growth))
+        seen += [kind] if is_of_memory else []
+    return demands
+
+
+def _meets(plan: LaunchPlan, demands: list[_Demand], forecasts: _Forecasts) -> bool:
+    return all(_is_better(plan, demand, forecasts) for demand in demands)
+
+
+def _is_better(plan: LaunchPlan, demand: _Demand, forecasts: _Forecasts) -> bool:
+    """Whether a plan has as much more of what a failed configuration ran out of as is demanded.
 
     A forecast that had called the failed one good is wrong by an unknown amount in that place, so
     the verdict alone is not enough.
     """
+    failed, growth = demand.failed, demand.growth
     there = forecasts.of(failed.flags)
     if there is None:
         return True
     kind = failed.cause.kind
     if kind in _SLACK_KINDS:
-        return _headroom(plan) >= _headroom(there) + _lacking_bytes(failed.cause)
+        return _headroom(plan) >= _headroom(there) + growth * _lacking_bytes(failed.cause)
     if kind in _POOL_KINDS and there.verdict != "does_not_fit":
         more_slots = plan.capacity.state_slots > there.capacity.state_slots
         return (kind == "state_pool" and more_slots) or (
-            plan.kv_bytes >= there.kv_bytes + _MARGIN_BYTES
+            plan.kv_bytes >= there.kv_bytes + growth * _MARGIN_BYTES
         )
     if kind == "weights":
         return plan.weights_bytes < there.weights_bytes
@@ -439,7 +497,8 @@ def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     if last.cause.kind in _MENDED_BY_FLAGS and forecasts.of(last.flags) is not None:
         return None
     for changes in _blind_changes(last):
-        flags = last.flags.changed(changes)
+        spare = _without_spare_context(last.flags, forecasts.setting)
+        flags = last.flags.changed({**spare, **changes})
         refused = any(map(flags.has, forecasts.setting.refused_flags))
         if flags.argv() not in known and not refused:
             return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")

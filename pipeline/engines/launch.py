@@ -22,7 +22,7 @@ from pipeline.engines.ladder import (
     next_step,
 )
 from pipeline.engines.launch_log import Cause, figures
-from pipeline.engines.launch_setting import first_launch, launch_setting, users_flags
+from pipeline.engines.launch_setting import Longest, first_launch, launch_setting, users_flags
 from pipeline.errors import PlanError
 from pipeline.planner.calibration import (
     Difference,
@@ -40,8 +40,6 @@ from schemas.config import RunFile
 from schemas.plan import Calibration, LaunchPlan
 
 CALIBRATIONS = "calibrations"
-MOST_IN_FLIGHT = 1000
-"""The client holds a thousand connections at most."""
 GIB = 1 << 30
 _MENDED_BY_FLAGS = {
     "pool", "state_pool", "graph_capture", "runtime", "weights", "draft_weights", "unbalanced",
@@ -78,6 +76,8 @@ class Launch:
     folder: Folder
     log: Callable[[str], None]
     release: str | None = None
+    longest_prompts: Longest | None = None
+    """The run's prompts by their turns, where they are known."""
     rate: Rate | None = None
     """What a plan is worth to the ladder, in `rate_unit`. None: tokens/s where they are known."""
     rate_unit: str = "requests at once"
@@ -93,7 +93,9 @@ class Launch:
 
     def begin(self, cards: tuple[Card, ...]) -> None:
         """Choose the first flags, on the cards as they are before anything is loaded."""
-        self.setting, unplanned = launch_setting(self.config, cards, self.release)
+        self.setting, unplanned = launch_setting(
+            self.config, cards, self.release, self.longest_prompts
+        )
         if self.rate is not None:
             self.setting = replace(self.setting, rate=self.rate, rate_unit=self.rate_unit)
         self._calibration = self._kept(users_flags(self.config))
@@ -129,10 +131,9 @@ class Launch:
         return list(spelled_for(words, release)) if release else words
 
     @property
-    def wanted_requests(self) -> int:
-        """What the launch asks for; the engine's effective figure may be less."""
-        asked = self.flags.number("max-running-requests") if self.flags else None
-        return asked or self.config.engine.max_running_requests
+    def wanted_requests(self) -> int | None:
+        """What the launch asks for; the engine's effective figure may be less. None: nothing."""
+        return self.flags.number("max-running-requests") if self.flags else None
 
     # -- what comes of a start
 
@@ -145,12 +146,13 @@ class Launch:
         effective = told.effective_running_requests
         if effective is None and found is not None and found.max_running_requests:
             effective = found.max_running_requests * self._num_dp_ranks()
-        wanted = self.wanted_requests
-        if effective is not None and effective < wanted:
+        engine, wanted = self.config.engine, self.wanted_requests
+        if effective is not None and wanted is not None and effective < wanted:
             self.log(f"event=requests_capped wanted={wanted} effective={effective}")
-        if "max_running_requests" in self.config.engine.model_fields_set:
-            wanted = min(wanted, self.config.engine.max_running_requests)
-        return min(wanted, effective or wanted, MOST_IN_FLIGHT)
+        given = "max_running_requests" in engine.model_fields_set
+        known = [wanted, effective, engine.max_running_requests if given else None]
+        # Where neither the launch nor the engine tells a figure, the run file's default stands.
+        return min((one for one in known if one), default=engine.max_running_requests)
 
     def served(self) -> None:
         """It has answered: what was nobody's fault before is over."""

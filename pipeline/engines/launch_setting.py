@@ -26,6 +26,13 @@ from pipeline.planner.throughput import accept_odds
 from schemas.config import HardwareConfig, RunFile
 from schemas.plan import Calibration, Gpu, ModelFacts
 
+Longest = Sequence[tuple[int, int]]
+"""Turns to generate → the most tokens that a row of so many can ask with, answers left out."""
+
+_TEMPLATE_TOKENS = 1024
+# assumed: more than a chat template adds of its own, such as a system prompt where there is none
+_CONTEXT_STEP_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLaunch:
@@ -70,7 +77,7 @@ def check_launch(config: RunFile) -> None:
 
 
 def launch_setting(
-    config: RunFile, cards: Sequence[Card], release: str | None
+    config: RunFile, cards: Sequence[Card], release: str | None, longest: Longest | None = None
 ) -> tuple[Setting, str | None]:
     """What plans stand on, and why there can be none."""
     reasons = []
@@ -88,6 +95,7 @@ def launch_setting(
         num_gpus=max(1, config.engine.gpus_per_worker or len(cards)),
         version=release or config.planner.sglang_version,
         lengths=load_of(config).expected(),
+        least_context_tokens=needed_context_tokens(config, model, longest),
         may_change_state_dtype=config.planner.allow_state_dtype,
         users_flags=frozenset(name for name, _ in users_flags(config).values),
         rate=rate,
@@ -107,7 +115,8 @@ def first_launch(
         base = given
         if not given.has("context-length"):
             # A context that is chosen for its memory would refuse long rows.
-            base = given.changed({"context-length": str(setting.model.context_length)})
+            context = setting.least_context_tokens or setting.model.context_length
+            base = given.changed({"context-length": str(context)})
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
             base = base.changed({"tp-size": str(setting.num_gpus)})
@@ -129,6 +138,23 @@ def first_launch(
     return FirstLaunch(
         flags=_as_planned(given, found[0].plan.argv), setting=setting, unplanned=None
     )
+
+
+def needed_context_tokens(
+    config: RunFile, model: ModelFacts | None, longest: Longest | None
+) -> int | None:
+    """The shortest context in which no row is refused or cut before its budget; None: unknown.
+
+    Every turn is reckoned with the largest budget that a try of it may have, and every byte of a
+    prompt as a token. SGLang takes a request whose prompt and budget are the context together
+    (tokenizer_manager.py, 0.5.23).
+    """
+    if model is None or not longest:
+        return None
+    budget = config.most_completion_tokens
+    needed = max(tokens + turns * budget for turns, tokens in longest) + _TEMPLATE_TOKENS
+    rounded = -(-needed // _CONTEXT_STEP_TOKENS) * _CONTEXT_STEP_TOKENS
+    return min(rounded, model.context_length)
 
 
 def _of_one_engine(candidate: Candidate, load: Load) -> float:

@@ -14,13 +14,11 @@ from huggingface_hub.errors import HFValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.errors import ConfigError
-from schemas.prompt import Message
+from schemas.prompt import TEMPLATE_TOKENS_PER_MESSAGE, Message
 
 _BYTES_PER_TOKEN = 4
 # assumed: English and CJK text both take 3.5 to 4.5 UTF-8 bytes a token with vocabularies of 50k
 # tokens and more.
-_TEMPLATE_TOKENS_PER_MESSAGE = 5
-# ChatML: <|im_start|>, role, line feed, and <|im_end|>, line feed behind the text.
 
 _CONTROL, _USER_DEFINED = 3, 4
 # llama.cpp's token types, include/llama.h.
@@ -43,13 +41,7 @@ class TokenCounter:
     def count(self, messages: Sequence[Message]) -> int:
         """Tokens of the texts, and an assumed few a message for the chat template."""
         texts = sum(self.count_text(message.content) for message in messages)
-        return texts + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
-
-
-def most_tokens(messages: Sequence[Message]) -> int:
-    """No byte-level vocabulary takes more tokens than this: a token is a byte at least."""
-    texts = sum(len(message.content.encode()) for message in messages)
-    return texts + _TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
+        return texts + TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
 
 
 def gguf_token_counter(path: Path) -> TokenCounter:
