@@ -30,7 +30,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.intake import freeze
 from pipeline.prompts import input_fingerprint
 from pipeline.session import Prepared, prepare
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.config import RunFile
 from schemas.manifest import Part
 from schemas.progress import WorkerReport
@@ -94,7 +94,7 @@ def run_file(folder: Path) -> RunFile:
 
 def freeze_quickly(config: RunFile, num_rows: int) -> None:
     """A frozen set of so many rows: one file as `freeze` writes it, then its like by columns."""
-    folder = Folder(Path(config.output.folder))
+    folder = LocalFolder(Path(config.output.folder))
     folder.make()
     name = input_fingerprint(config.prompts)
     assert name is not None
@@ -136,7 +136,7 @@ def content_hash(row: int) -> str:
 
 @contextlib.contextmanager
 def prepared_session(config: RunFile) -> Iterator[Prepared]:
-    folder, holder = Folder(Path(config.output.folder)), driver_lock.this_process()
+    folder, holder = LocalFolder(Path(config.output.folder)), driver_lock.this_process()
     driver_lock.acquire(folder, holder, time.sleep)
     yield prepare(
         config,

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from pipeline import checkpoint
 from pipeline.intake import schema_from_text
 from pipeline.session import Prepared, prepare
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion, Turn
 from schemas.config import RunFile
 from schemas.manifest import event_line
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         if root is None:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.mkdir(parents=True, exist_ok=True)
-        folder = Folder(root / "run")
+        folder = LocalFolder(root / "run")
         started_s = time.monotonic()
         if not folder.exists(checkpoint.RUN_FILE):
             write_run(folder, arguments.rows, arguments.row_bytes)
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def write_run(folder: Folder, num_rows: int, row_bytes: int) -> None:
+def write_run(folder: LocalFolder, num_rows: int, row_bytes: int) -> None:
     prompts = folder.root.parent / "prompts.jsonl"
     with prompts.open("w") as file:
         for number in range(num_rows):
@@ -106,7 +106,9 @@ def write_run(folder: Folder, num_rows: int, row_bytes: int) -> None:
         )
 
 
-def write_part(folder: Folder, prepared: Prepared, model: pa.Table, start: int, stop: int) -> None:
+def write_part(
+    folder: LocalFolder, prepared: Prepared, model: pa.Table, start: int, stop: int
+) -> None:
     """A part with the model's texts under ids of its own."""
     ids = pa.array([f"row-{number:08d}" for number in range(start, stop)])
     table = model.slice(0, stop - start).set_column(0, model.schema.field(0), ids)
@@ -205,7 +207,7 @@ _SAMPLING = SamplingParams(
 )
 
 
-def measure(folder: Folder, dest: Path, format_: str, num_rows: int) -> None:
+def measure(folder: LocalFolder, dest: Path, format_: str, num_rows: int) -> None:
     command = [sys.executable, "-m", "jobs.export", str(folder.root), "--to", str(dest)]
     command += ["--format", format_.removeprefix("checked-"), "--shuffle", "1"]
     command += ["--split", "train=0.98", "--split", "test=0.02"]

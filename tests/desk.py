@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pipeline import checkpoint
 from pipeline.intake import FrozenPrompts, freeze
 from pipeline.shards import Ledger
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport
 from schemas.prompt import Message, Problem, Prompt
@@ -21,7 +21,7 @@ class LocalBook:
     """The ledger and the checkpoint without Ray, as a worker's LeaseBook."""
 
     ledger: Ledger
-    folder: Folder
+    folder: LocalFolder
     parts: list[Part] = field(default_factory=list)
     failed: list[FailedRow] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class LocalBook:
         return [row_id for part in self.parts for row_id in part.row_ids]
 
 
-def frozen(folder: Folder, prompts: list[Prompt]) -> FrozenPrompts:
+def frozen(folder: LocalFolder, prompts: list[Prompt]) -> FrozenPrompts:
     return freeze(
         folder,
         "x",

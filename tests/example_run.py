@@ -16,7 +16,7 @@ from pipeline.live_log import READINGS_FILE
 from pipeline.report_sources import write_run_file
 from pipeline.run_events import append_events, event_of
 from pipeline.status import LIVE_FILE
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.estimate import LiveReading
@@ -34,7 +34,7 @@ _SAMPLING = SamplingParams(
 
 
 def write_example_run(
-    folder: Folder, *, num_parts: int = 60, rows_a_part: int = 8, part_s: float = 120.0,
+    folder: LocalFolder, *, num_parts: int = 60, rows_a_part: int = 8, part_s: float = 120.0,
     rows_total: int = 1000, state: str = "running",
 ) -> float:  # fmt: skip
     """Fill the folder; the time of its last part."""
@@ -130,7 +130,7 @@ def _row(row_id: str, worker: str, finished_at_s: float, random: Random) -> Comp
     )  # fmt: skip
 
 
-def _write_readings(folder: Folder, span_s: float, random: Random) -> None:
+def _write_readings(folder: LocalFolder, span_s: float, random: Random) -> None:
     config = run_file(folder.root).model_dump(mode="json")
     records: list[dict[str, object]] = [
         {"record": "run", "began_at_s": BEGAN_AT_S, "run_file": config},
@@ -159,7 +159,7 @@ def _write_readings(folder: Folder, span_s: float, random: Random) -> None:
     folder.write_whole(READINGS_FILE, lines.encode())
 
 
-def _write_events(folder: Folder, span_s: float) -> None:
+def _write_events(folder: LocalFolder, span_s: float) -> None:
     lines = [(40.0 + 25 * n, f"event=engine_ready worker={e}") for n, e in enumerate(ENGINES)]
     lines += [
         (0.50 * span_s, "event=engine_lost worker=w1 cause='CUDA out of memory <runtime>'"),
@@ -170,7 +170,7 @@ def _write_events(folder: Folder, span_s: float) -> None:
     append_events(folder, [event for event in events if event is not None])
 
 
-def _write_live(folder: Folder, now_s: float, state: str) -> None:
+def _write_live(folder: LocalFolder, now_s: float, state: str) -> None:
     worker = WorkerReport(
         worker_id="w0", state="running", engine="sglang", engine_release="0.5.23", in_flight=44,
         not_started=9, backing_off=0, unflushed=3, requests=900, interruptions=1, restarts=0,

@@ -28,7 +28,7 @@ from pipeline.intake import schema_from_text
 from pipeline.run_events import read_events
 from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, HELD, PENDING, Ledger
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.progress import WorkerReport
@@ -317,15 +317,15 @@ def test_three_examples_a_flag_are_shown_cut() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> LocalFolder:
     rows = [{"id": f"r{n}", "prompt": f"What is {n} + {n}?"} for n in range(30)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     folder.make()
     return folder
 
 
-def settings_of(folder: Folder) -> dict[str, object]:
+def settings_of(folder: LocalFolder) -> dict[str, object]:
     return {
         "prompts": {"path": str(folder.root.parent / "p.jsonl"), "id_column": "id"},
         "output": {"folder": str(folder.root)},
@@ -333,7 +333,7 @@ def settings_of(folder: Folder) -> dict[str, object]:
     }
 
 
-def started(folder: Folder, *, accept: bool = False, **settings: object) -> Prepared:
+def started(folder: LocalFolder, *, accept: bool = False, **settings: object) -> Prepared:
     return prepare(
         config(**(settings_of(folder) | settings)),
         folder,
@@ -347,7 +347,7 @@ def started(folder: Folder, *, accept: bool = False, **settings: object) -> Prep
 
 
 def publish(
-    folder: Folder, prepared: Prepared, build: Build, numbers: range, **changes: object
+    folder: LocalFolder, prepared: Prepared, build: Build, numbers: range, **changes: object
 ) -> None:
     rows = [build(f"r{n}", content_hash=_hash_of(folder, prepared, n), **changes) for n in numbers]
     part = checkpoint.stage_part(
@@ -361,7 +361,7 @@ def publish(
     checkpoint.publish(folder, part, now_s=2.0)
 
 
-def _hash_of(folder: Folder, prepared: Prepared, number: int) -> str:
+def _hash_of(folder: LocalFolder, prepared: Prepared, number: int) -> str:
     from pipeline.intake import frozen_prompts
 
     frozen = frozen_prompts(folder, prepared.plan.frozen_name)
@@ -370,7 +370,7 @@ def _hash_of(folder: Folder, prepared: Prepared, number: int) -> str:
 
 
 def test_canary_that_was_broken_off_goes_on_with_the_rows_that_are_left(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     first = started(folder)
     assert first.plan.canary is not None
@@ -385,7 +385,7 @@ def test_canary_that_was_broken_off_goes_on_with_the_rows_that_are_left(
     assert third.plan.canary.tally.flag_counts == {"looping": 4}
 
 
-def resumed(folder: Folder, monkeypatch: pytest.MonkeyPatch, hook: str) -> int:
+def resumed(folder: LocalFolder, monkeypatch: pytest.MonkeyPatch, hook: str) -> int:
     """The exit status of the job itself, which finds nothing to start an engine for."""
     run_file = folder.root.parent / "run.yaml"
     engine = {"kind": "endpoint", "base_urls": ["http://127.0.0.1:9/v1"]}
@@ -396,7 +396,7 @@ def resumed(folder: Folder, monkeypatch: pytest.MonkeyPatch, hook: str) -> int:
 
 
 def test_canary_that_was_bad_is_told_again_on_each_resume(
-    folder: Folder, completion: Build, monkeypatch: pytest.MonkeyPatch
+    folder: LocalFolder, completion: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(folder, started(folder), completion, range(10), flags=("looping",))
     with receiving() as receiver:
@@ -410,7 +410,7 @@ def test_canary_that_was_bad_is_told_again_on_each_resume(
 
 
 def test_end_of_a_run_is_told_once_and_made_up_for_where_a_kill_came_first(
-    folder: Folder, completion: Build, monkeypatch: pytest.MonkeyPatch
+    folder: LocalFolder, completion: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(folder, started(folder), completion, range(30))
     with receiving() as receiver:
@@ -418,7 +418,9 @@ def test_end_of_a_run_is_told_once_and_made_up_for_where_a_kill_came_first(
     assert [(n["event"], n["rows_done"]) for n in receiver.got] == [("run_done", 30)]
 
 
-def test_canary_that_is_whole_has_passed_and_stays_so(folder: Folder, completion: Build) -> None:
+def test_canary_that_is_whole_has_passed_and_stays_so(
+    folder: LocalFolder, completion: Build
+) -> None:
     publish(folder, started(folder), completion, range(10))
     for _ in range(2):
         again = started(folder)
@@ -428,7 +430,7 @@ def test_canary_that_is_whole_has_passed_and_stays_so(folder: Folder, completion
     assert manifest.canary.verdict == "passed"
 
 
-def test_accepted_canary_is_not_asked_about_again(folder: Folder, completion: Build) -> None:
+def test_accepted_canary_is_not_asked_about_again(folder: LocalFolder, completion: Build) -> None:
     publish(folder, started(folder), completion, range(10), flags=("looping",))
     assert started(folder).excesses
     accepted = started(folder, accept=True)
@@ -440,7 +442,7 @@ def test_accepted_canary_is_not_asked_about_again(folder: Folder, completion: Bu
 
 
 def test_canary_is_judged_anew_when_its_flagged_rows_are_asked_again(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     first = started(folder)
     publish(folder, first, completion, range(6))
@@ -461,7 +463,7 @@ def test_canary_is_judged_anew_when_its_flagged_rows_are_asked_again(
     assert (mended.plan.canary.rows_left, mended.plan.canary.tally.num_rows) == (4, 6)
 
 
-def test_other_settings_ask_for_another_canary(folder: Folder, completion: Build) -> None:
+def test_other_settings_ask_for_another_canary(folder: LocalFolder, completion: Build) -> None:
     publish(folder, started(folder), completion, range(10))
     assert started(folder).plan.canary is None
     hotter = started(folder, sampling={"temperature": 0.9})
@@ -469,7 +471,9 @@ def test_other_settings_ask_for_another_canary(folder: Folder, completion: Build
     assert hotter.plan.canary.rows_left == 10
 
 
-def test_tally_counts_flags_of_good_rows_and_all_turns(folder: Folder, completion: Build) -> None:
+def test_tally_counts_flags_of_good_rows_and_all_turns(
+    folder: LocalFolder, completion: Build
+) -> None:
     first = started(folder)
     publish(folder, first, completion, range(3), flags=("looping", "too_short"))
     publish(folder, first, completion, range(3, 5), error=True)
@@ -483,7 +487,9 @@ def test_tally_counts_flags_of_good_rows_and_all_turns(folder: Folder, completio
     )
 
 
-def test_flagged_rows_are_taken_back_when_that_is_asked(folder: Folder, completion: Build) -> None:
+def test_flagged_rows_are_taken_back_when_that_is_asked(
+    folder: LocalFolder, completion: Build
+) -> None:
     first = started(folder)
     publish(folder, first, completion, range(6))
     publish(folder, first, completion, range(6, 9), flags=("looping",))
@@ -500,7 +506,7 @@ def test_flagged_rows_are_taken_back_when_that_is_asked(folder: Folder, completi
     assert again.session.rows_done == 6
 
 
-def test_folder_with_rows_of_an_older_release_is_refused_in_one_line(folder: Folder) -> None:
+def test_folder_with_rows_of_an_older_release_is_refused_in_one_line(folder: LocalFolder) -> None:
     started(folder)
     record = checkpoint.read_run(folder)
     assert record is not None

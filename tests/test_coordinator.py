@@ -10,7 +10,7 @@ import pytest
 from pipeline import driver_lock
 from pipeline.checkpoint import DoneRows, write_run
 from pipeline.coordinator import Coordinator
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.config import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord
 from schemas.progress import WorkerReport
@@ -33,7 +33,7 @@ def coordinator(tmp_path: Path) -> Build:
                 "output": {"folder": str(tmp_path)},
             }
         )
-        folder, holder = Folder(tmp_path), driver_lock.this_process()
+        folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
         driver_lock.acquire(folder, holder, time.sleep)
         identity = RunIdentity(settings={})
         write_run(
@@ -119,7 +119,7 @@ def test_late_part_of_an_engine_taken_for_dead_is_dropped(coordinator: Build) ->
     again = book.lease("w1").lease
     assert again is not None
     assert again.rows == late.rows
-    staged = Folder(Path(book._plan.root))
+    staged = LocalFolder(Path(book._plan.root))
     for name, lease, published in (("late", late, False), ("good", again, True)):
         staged.write_whole(f"staging/{name}", b"")
         stale = book.publish(part(name, 64), [(lease.key, row) for row in lease.rows])

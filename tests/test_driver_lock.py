@@ -14,7 +14,7 @@ import pytest
 from pipeline import driver_lock
 from pipeline.driver_lock import LOCK_FILE, STALE_AFTER_S, Holder
 from pipeline.errors import DriverLostError, ResumeError
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,9 +22,9 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from pipeline import driver_lock
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 
-driver_lock.acquire(Folder(Path(sys.argv[1])), driver_lock.this_process(), time.sleep)
+driver_lock.acquire(LocalFolder(Path(sys.argv[1])), driver_lock.this_process(), time.sleep)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -45,11 +45,11 @@ def no_sleep(_: float) -> None:
     """Time stands still: nothing else happens meanwhile."""
 
 
-def write_lock(folder: Folder, holder: Holder) -> None:
+def write_lock(folder: LocalFolder, holder: Holder) -> None:
     folder.write_whole(LOCK_FILE, json.dumps(dataclasses.asdict(holder)).encode())
 
 
-def holder_of(folder: Folder) -> Holder:
+def holder_of(folder: LocalFolder) -> Holder:
     return Holder(**json.loads(folder.read(LOCK_FILE)))
 
 
@@ -74,7 +74,7 @@ class Clock:
 
 
 def test_free_folder_is_taken_at_once(tmp_path: Path) -> None:
-    folder, clock, holder = Folder(tmp_path), Clock(), driver_lock.this_process()
+    folder, clock, holder = LocalFolder(tmp_path), Clock(), driver_lock.this_process()
     driver_lock.acquire(folder, holder, clock.sleep)
     assert holder_of(folder) == holder
     assert clock.now_s == 0.0
@@ -83,7 +83,7 @@ def test_free_folder_is_taken_at_once(tmp_path: Path) -> None:
 def test_second_driver_is_refused_while_the_first_lives(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     before = folder.read(LOCK_FILE)
     refusal = rf"output\.folder: .* another driver \(process {driver.pid} on "
     with pytest.raises(ResumeError, match=refusal):
@@ -93,7 +93,7 @@ def test_second_driver_is_refused_while_the_first_lives(
 
 
 def test_killed_driver_is_replaced_at_once(tmp_path: Path, driver: subprocess.Popen[str]) -> None:
-    folder, clock, holder = Folder(tmp_path), Clock(), driver_lock.this_process()
+    folder, clock, holder = LocalFolder(tmp_path), Clock(), driver_lock.this_process()
     driver.kill()
     driver.wait()
     assert driver_lock.is_driven(folder) is False
@@ -105,7 +105,7 @@ def test_killed_driver_is_replaced_at_once(tmp_path: Path, driver: subprocess.Po
 def test_killed_driver_that_nobody_waited_for_is_dead(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     driver.kill()
     until_s = monotonic() + 5
     while driver_lock.is_driven(folder) and monotonic() < until_s:
@@ -118,7 +118,7 @@ def test_killed_driver_that_nobody_waited_for_is_dead(
 def test_recycled_process_id_is_not_the_driver(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     write_lock(folder, dataclasses.replace(holder_of(folder), pid_started="1"))
     assert driver_lock.is_driven(folder) is False
     driver_lock.acquire(folder, holder, no_sleep)
@@ -127,7 +127,7 @@ def test_recycled_process_id_is_not_the_driver(
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"token": "x"}', b"\xff"])
 def test_lock_file_that_is_none_of_ours_holds_nothing(tmp_path: Path, text: bytes) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     folder.write_whole(LOCK_FILE, text)
     assert driver_lock.is_driven(folder) is False
     driver_lock.acquire(folder, holder, no_sleep)
@@ -138,7 +138,7 @@ def test_lock_file_that_is_none_of_ours_holds_nothing(tmp_path: Path, text: byte
 
 
 def test_driver_elsewhere_whose_beat_moves_is_refused(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     write_lock(folder, elsewhere())
 
     def beat_once_late(now_s: float) -> None:
@@ -152,7 +152,7 @@ def test_driver_elsewhere_whose_beat_moves_is_refused(tmp_path: Path) -> None:
 
 
 def test_driver_elsewhere_whose_beat_stands_still_is_replaced(tmp_path: Path) -> None:
-    folder, clock, holder = Folder(tmp_path), Clock(), driver_lock.this_process()
+    folder, clock, holder = LocalFolder(tmp_path), Clock(), driver_lock.this_process()
     write_lock(folder, elsewhere())
     driver_lock.acquire(folder, holder, clock.sleep)
     assert holder_of(folder) == holder
@@ -164,7 +164,7 @@ def test_live_driver_has_many_beats_before_it_is_taken_for_dead() -> None:
 
 
 def test_driver_elsewhere_that_releases_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     write_lock(folder, elsewhere())
     clock = Clock(lambda now_s: folder.remove(LOCK_FILE) if now_s == 3.0 else None)
     driver_lock.acquire(folder, holder, clock.sleep)
@@ -173,7 +173,7 @@ def test_driver_elsewhere_that_releases_meanwhile_is_not_waited_for(tmp_path: Pa
 
 
 def test_another_that_takes_over_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     write_lock(folder, elsewhere())
     third = dataclasses.replace(elsewhere(), token="third", machine="third boot pid")
     clock = Clock(lambda _: write_lock(folder, third))
@@ -186,7 +186,7 @@ def test_another_that_takes_over_meanwhile_is_left_alone(tmp_path: Path) -> None
 
 
 def test_of_two_that_take_over_at_once_the_later_writer_wins(tmp_path: Path) -> None:
-    folder, ours = Folder(tmp_path), driver_lock.this_process()
+    folder, ours = LocalFolder(tmp_path), driver_lock.this_process()
     write_lock(folder, dataclasses.replace(ours, token="dead", pid_started="1"))
     rival = dataclasses.replace(ours, token="rival")
     clock = Clock(lambda _: write_lock(folder, rival))
@@ -199,7 +199,7 @@ def test_of_two_that_take_over_at_once_the_later_writer_wins(tmp_path: Path) -> 
 def test_of_many_that_take_the_folder_at_once_one_wins(
     tmp_path: Path, has_dead_holder: bool
 ) -> None:
-    folder, together = Folder(tmp_path), Barrier(6)
+    folder, together = LocalFolder(tmp_path), Barrier(6)
     holders = [driver_lock.this_process() for _ in range(6)]
     if has_dead_holder:
         write_lock(folder, dataclasses.replace(holders[0], token="dead", pid_started="1"))
@@ -225,7 +225,7 @@ def test_of_many_that_take_the_folder_at_once_one_wins(
 
 
 def test_beat_rises_and_is_written(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     driver_lock.acquire(folder, holder, no_sleep)
     raised = driver_lock.beat(folder, driver_lock.beat(folder, holder))
     assert raised == dataclasses.replace(holder, beat=2)
@@ -234,7 +234,7 @@ def test_beat_rises_and_is_written(tmp_path: Path) -> None:
 
 
 def test_holder_that_was_taken_over_is_told(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     driver_lock.acquire(folder, holder, no_sleep)
     write_lock(folder, elsewhere())
     with pytest.raises(DriverLostError, match=r"taken .* over"):
@@ -245,7 +245,7 @@ def test_holder_that_was_taken_over_is_told(tmp_path: Path) -> None:
 
 
 def test_holder_whose_lock_is_gone_is_told(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     driver_lock.acquire(folder, holder, no_sleep)
     folder.remove(LOCK_FILE)
     with pytest.raises(DriverLostError):
@@ -254,7 +254,7 @@ def test_holder_whose_lock_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_released_folder_is_free(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     driver_lock.acquire(folder, holder, no_sleep)
     raised = driver_lock.beat(folder, holder)
     assert raised.beat == 1
@@ -266,7 +266,7 @@ def test_released_folder_is_free(tmp_path: Path) -> None:
 
 
 def test_release_leaves_anothers_lock_alone(tmp_path: Path) -> None:
-    folder, holder = Folder(tmp_path), driver_lock.this_process()
+    folder, holder = LocalFolder(tmp_path), driver_lock.this_process()
     driver_lock.acquire(folder, holder, no_sleep)
     write_lock(folder, elsewhere())
     driver_lock.release(folder, holder)
@@ -274,7 +274,7 @@ def test_release_leaves_anothers_lock_alone(tmp_path: Path) -> None:
 
 
 def test_folder_held_elsewhere_cannot_be_seen(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     assert driver_lock.is_driven(folder) is False
     write_lock(folder, elsewhere())
     assert driver_lock.is_driven(folder) is None

@@ -37,7 +37,7 @@ from webhook_receiver import receiving
 from jobs import estimate
 from pipeline.live_log import read_live_log
 from pipeline.metrics import EXPORTED
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine]
 
@@ -330,7 +330,7 @@ def test_idle_worker_takes_over_rows_that_have_not_started(tmp_path: Path, clust
     assert len(one.requests) >= 20
     assert len(two.requests) >= 20
     # The engines' readings hold what they did up to their end, but for half a second: 10 rows.
-    log = read_live_log(Folder(run.folder))
+    log = read_live_log(LocalFolder(run.folder))
     assert log is not None
     assert log.finished.total() >= 80
     assert set(log.readings) == {"w0", "w1"}

@@ -21,7 +21,7 @@ from pipeline.engines.ladder import _WAIT_S
 from pipeline.engines.launch import Launch, server_figures
 from pipeline.errors import EngineError
 from pipeline.shards import Ledger
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt
@@ -36,7 +36,7 @@ MODEL = "Qwen/Qwen3.6-27B"
 class Site:
     """One engine, one worker and what they left behind."""
 
-    folder: Folder
+    folder: LocalFolder
     config: RunFile
     engine: ServedEngine
     worker: Worker
@@ -77,7 +77,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSite]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def make(prompts: list[Prompt], standin: dict[str, Any], **engine: object) -> Site:
-        folder = Folder(tmp_path / "out")
+        folder = LocalFolder(tmp_path / "out")
         for name in ("data", "staging", "logs"):
             folder.make(name)
         told = {"starts": str(folder.root / "starts"), **standin}
@@ -368,7 +368,9 @@ def test_flag_that_sglang_never_had_stays_on_the_line_as_it_was_given(tmp_path: 
         }
     )
     events: list[str] = []
-    launch = Launch(config=config, folder=Folder(tmp_path), log=events.append, release="0.5.12")
+    launch = Launch(
+        config=config, folder=LocalFolder(tmp_path), log=events.append, release="0.5.12"
+    )
     launch.begin(())
     words = launch.arguments()
     assert words[words.index("--no-such-flag") + 1] == '{"a": 1}'
@@ -389,7 +391,7 @@ def launch_of(folder: Path, longest: list[tuple[int, int]] | None, **changes: ob
         **changes,
     }
     config = RunFile.model_validate(values)
-    launch = Launch(config=config, folder=Folder(folder), log=print, longest_prompts=longest)
+    launch = Launch(config=config, folder=LocalFolder(folder), log=print, longest_prompts=longest)
     launch.begin(())
     return launch
 

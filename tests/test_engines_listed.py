@@ -10,7 +10,7 @@ from pipeline import checkpoint, driver_lock
 from pipeline.coordinator import Coordinator
 from pipeline.engine_deaths import DEATHS_FILE, read_deaths
 from pipeline.live_log import read_live_log
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.config import RunFile
 from schemas.live import LiveSpan
 from schemas.progress import WorkerReport, WorkerState
@@ -23,10 +23,10 @@ SAMPLES, ROWS = 2, 8
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Coordinator:
     """Of a session that begins in the folder as it is found."""
-    return new_session(Folder(tmp_path), prompts_of(ROWS // SAMPLES))
+    return new_session(LocalFolder(tmp_path), prompts_of(ROWS // SAMPLES))
 
 
-def new_session(folder: Folder, prompts: list[Prompt]) -> Coordinator:
+def new_session(folder: LocalFolder, prompts: list[Prompt]) -> Coordinator:
     for name in ("data", "staging", "logs"):
         folder.make(name)
     the_frozen = frozen(folder, prompts)
@@ -79,7 +79,7 @@ def test_each_start_that_came_up_is_listed_once_with_what_runs(
         coordinator.heartbeat(report("running"))
     coordinator.heartbeat(report("restarting", restarts=1))
     coordinator.heartbeat(report("idle", restarts=1, plan="--a 2"))
-    ran = checkpoint.read_manifest(Folder(tmp_path)).engines
+    ran = checkpoint.read_manifest(LocalFolder(tmp_path)).engines
     assert [(one.plan, one.max_running_requests) for one in ran] == [("--a 1", 31), ("--a 2", 31)]
     assert ran[0].release == "sglang 0.5.23"
 
@@ -95,7 +95,7 @@ def test_last_span_of_an_engine_stands_where_it_ended_and_not_where_it_was_told(
     coordinator.note_span("w0", span, 5.0)
     coordinator.note_span("w1", span)
     coordinator.close("done")
-    log = read_live_log(Folder(tmp_path))
+    log = read_live_log(LocalFolder(tmp_path))
     assert log is not None
     (stopped,), (told,) = log.readings["w0"], log.readings["w1"]
     assert told.end_s - stopped.end_s == pytest.approx(5.0, abs=0.5)
@@ -125,12 +125,12 @@ def test_rows_that_were_in_flight_at_deaths_are_known_to_the_next_session(
     with (tmp_path / DEATHS_FILE).open("ab") as file:
         file.write(b'{"at_s": 1.0, "rows": [["q0')
     prompts = prompts_of(4)
-    again = new_session(Folder(tmp_path), [prompts[3], prompts[1], prompts[0]])
+    again = new_session(LocalFolder(tmp_path), [prompts[3], prompts[1], prompts[0]])
     next_lease = again.lease("w0").lease
     assert next_lease is not None
     assert next_lease.deaths == ((3, 2),)
     again.engine_died([(next_lease.key, 3)])
-    assert read_deaths(Folder(tmp_path)) == {("q001", 1): 3, ("q002", 0): 1}
+    assert read_deaths(LocalFolder(tmp_path)) == {("q001", 1): 3, ("q002", 0): 1}
 
 
 def test_folder_of_a_run_without_deaths_has_no_file_of_them(

@@ -19,7 +19,7 @@ from jobs.export import main
 from pipeline import checkpoint, export
 from pipeline.intake import schema_from_text
 from pipeline.session import prepare
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.manifest import EngineRun
@@ -31,7 +31,7 @@ PLAN = "--tp-size 2 --mem-fraction-static 0.86"
 
 
 @pytest.fixture
-def run(tmp_path: Path, completion: Build) -> Folder:
+def run(tmp_path: Path, completion: Build) -> LocalFolder:
     """A finished run of 120 rows: published out of order, in parts, some of them bad."""
     return finished_run(tmp_path, completion)
 
@@ -44,13 +44,13 @@ def finished_run(
     kept_column: str = "level",
     num_samples: int = 1,
     num_turns: int = 1,
-) -> Folder:
+) -> LocalFolder:
     source = tmp_path / "p.jsonl"
     lines = [
         {"id": f"r{n:03d}", "prompt": f"question {n}", kept_column: n} for n in range(NUM_ROWS)
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     folder.make()
     values = {
         "prompts": {"path": str(source), "id_column": "id", "keep_columns": [kept_column]},
@@ -123,7 +123,7 @@ def kept() -> list[str]:
     return [f"r{n:03d}" for n in range(NUM_ROWS) if n not in (7, 11)]
 
 
-def exported(folder: Folder, dest: Path, *options: str) -> dict[str, list[dict[str, Any]]]:
+def exported(folder: LocalFolder, dest: Path, *options: str) -> dict[str, list[dict[str, Any]]]:
     """The rows of each split in order, as files hold them."""
     assert main([str(folder.root), "--to", str(dest), *options]) == 0
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -148,7 +148,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- rows
 
 
-def test_rows_go_out_in_the_order_of_the_input(run: Folder, tmp_path: Path) -> None:
+def test_rows_go_out_in_the_order_of_the_input(run: LocalFolder, tmp_path: Path) -> None:
     rows = exported(run, tmp_path / "d")["train"]
     assert [row["row_id"] for row in rows] == kept()
     assert rows[0]["messages"] == [
@@ -158,7 +158,7 @@ def test_rows_go_out_in_the_order_of_the_input(run: Folder, tmp_path: Path) -> N
     assert [row["level"] for row in rows[:3]] == [0, 1, 2]
 
 
-def test_dropped_rows_are_named_with_their_reasons(run: Folder, tmp_path: Path) -> None:
+def test_dropped_rows_are_named_with_their_reasons(run: LocalFolder, tmp_path: Path) -> None:
     exported(run, tmp_path / "d")
     lines = (tmp_path / "d" / "dropped.jsonl").read_text().splitlines()
     dropped = {line["row_id"]: line["reason"] for line in map(json.loads, lines)}
@@ -168,19 +168,19 @@ def test_dropped_rows_are_named_with_their_reasons(run: Folder, tmp_path: Path) 
     assert record["dropped"] == {"error_row": 1, "looping": 1}
 
 
-def test_flags_to_drop_by_can_be_given(run: Folder, tmp_path: Path) -> None:
+def test_flags_to_drop_by_can_be_given(run: LocalFolder, tmp_path: Path) -> None:
     rows = exported(run, tmp_path / "d", "--drop", "empty_reasoning")["train"]
     assert {"r011"} <= {row["row_id"] for row in rows}
     assert "r013" not in {row["row_id"] for row in rows}
 
 
 @pytest.mark.usefixtures("small_buckets")
-def test_many_buckets_and_passes_give_the_same_rows(run: Folder, tmp_path: Path) -> None:
+def test_many_buckets_and_passes_give_the_same_rows(run: LocalFolder, tmp_path: Path) -> None:
     assert [row["row_id"] for row in exported(run, tmp_path / "d")["train"]] == kept()
 
 
 def test_shuffle_is_the_same_for_a_seed_and_another_for_another(
-    run: Folder, tmp_path: Path
+    run: LocalFolder, tmp_path: Path
 ) -> None:
     orders = [
         [row["row_id"] for row in exported(run, tmp_path / name, "--shuffle", seed)["train"]]
@@ -191,7 +191,7 @@ def test_shuffle_is_the_same_for_a_seed_and_another_for_another(
     assert orders[0] != kept()
 
 
-def test_split_hangs_on_the_row_id_alone(run: Folder, tmp_path: Path) -> None:
+def test_split_hangs_on_the_row_id_alone(run: LocalFolder, tmp_path: Path) -> None:
     options = ("--split", "train=0.8", "--split", "test=0.2")
     plain = exported(run, tmp_path / "a", *options)
     shuffled = exported(run, tmp_path / "b", *options, "--shuffle", "3", "--drop", "")
@@ -203,7 +203,7 @@ def test_split_hangs_on_the_row_id_alone(run: Folder, tmp_path: Path) -> None:
 
 
 def test_files_are_of_the_size_that_is_asked(
-    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_BUCKET_BYTES", 500)
     monkeypatch.setattr("jobs.export._MIB", 3_000)
@@ -218,7 +218,7 @@ def test_files_are_of_the_size_that_is_asked(
 
 
 def test_conversations_have_sharegpts_names_and_the_thinking_inside(
-    run: Folder, tmp_path: Path
+    run: LocalFolder, tmp_path: Path
 ) -> None:
     rows = exported(run, tmp_path / "d", "--format", "conversations")["train"]
     assert rows[2]["conversations"] == [
@@ -232,13 +232,13 @@ def test_conversations_have_sharegpts_names_and_the_thinking_inside(
     [("inline", "<think>\nhm\n</think>\n\nanswer 2"), ("drop", "answer 2")],
 )
 def test_reasoning_goes_where_it_is_asked_to(
-    run: Folder, tmp_path: Path, reasoning: str, content: str
+    run: LocalFolder, tmp_path: Path, reasoning: str, content: str
 ) -> None:
     rows = exported(run, tmp_path / "d", "--reasoning", reasoning)["train"]
     assert rows[2]["messages"][1] == {"role": "assistant", "content": content}
 
 
-def test_token_rows_are_masked_up_to_the_boundary(run: Folder, tmp_path: Path) -> None:
+def test_token_rows_are_masked_up_to_the_boundary(run: LocalFolder, tmp_path: Path) -> None:
     rows = exported(run, tmp_path / "d", "--format", "tokens")["train"]
     assert [row["row_id"] for row in rows] == kept()
     assert rows[2]["input_ids"] == [1, 2, 3, 100, 101, 102]
@@ -306,7 +306,7 @@ def test_export_of_nothing_is_refused(
     assert not list(folder.root.glob(".export-*"))
 
 
-def test_whole_rows_keep_every_column(run: Folder, tmp_path: Path) -> None:
+def test_whole_rows_keep_every_column(run: LocalFolder, tmp_path: Path) -> None:
     rows = exported(run, tmp_path / "d", "--format", "rows")["train"]
     assert rows[3]["turns"][0]["completion_token_ids"] == [100, 101, 102, 103]
     assert rows[3]["sampling"]["temperature"] == 0.6
@@ -348,7 +348,7 @@ def test_kept_column_may_have_any_name(
 # -- what it is for
 
 
-def test_data_set_loads_with_its_splits_and_its_card(run: Folder, tmp_path: Path) -> None:
+def test_data_set_loads_with_its_splits_and_its_card(run: LocalFolder, tmp_path: Path) -> None:
     exported(run, tmp_path / "d", "--split", "train=0.8", "--split", "test=0.2")
     found = loaded(tmp_path / "d", tmp_path / "cache")
     assert set(found) == {"train", "test"}
@@ -363,7 +363,9 @@ def test_data_set_loads_with_its_splits_and_its_card(run: Folder, tmp_path: Path
         assert said in card
 
 
-def test_card_tells_the_launches_of_the_manifest_and_the_rows(run: Folder, tmp_path: Path) -> None:
+def test_card_tells_the_launches_of_the_manifest_and_the_rows(
+    run: LocalFolder, tmp_path: Path
+) -> None:
     started = EngineRun(
         worker_id="w0", engine="fake", release="1", plan=PLAN, max_running_requests=31,
         ready_at_s=2.0,
@@ -380,7 +382,7 @@ def test_card_tells_the_launches_of_the_manifest_and_the_rows(run: Folder, tmp_p
     assert f"- launch 1: `{PLAN}`" in card
 
 
-def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> None:
+def test_empty_split_is_left_out_of_the_card(run: LocalFolder, tmp_path: Path) -> None:
     # YAML takes a bare `on` for a truth value.
     exported(run, tmp_path / "d", "--split", "on=0.9999999", "--split", "rare=0.0000001")
     assert set(loaded(tmp_path / "d", tmp_path / "cache")) == {"on"}
@@ -409,7 +411,11 @@ def test_empty_split_is_left_out_of_the_card(run: Folder, tmp_path: Path) -> Non
     ],
 )
 def test_bad_option_is_refused_in_one_line(
-    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    run: LocalFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
 ) -> None:
     assert main([str(run.root), "--to", str(tmp_path / "d"), *options]) == 2
     err = capsys.readouterr().err.strip()
@@ -419,7 +425,7 @@ def test_bad_option_is_refused_in_one_line(
 
 @pytest.mark.parametrize("option", ["--to", "--scratch"])
 def test_place_that_cannot_be_written_to_is_told_in_one_line(
-    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     # A folder below /proc cannot be made, by root either.
     assert main([str(run.root), "--to", str(tmp_path / "d"), option, "/proc/none"]) == 2
@@ -430,7 +436,7 @@ def test_place_that_cannot_be_written_to_is_told_in_one_line(
 
 @pytest.mark.parametrize(("token", "name"), [("", "me/data"), ("hf_x", "me/data/more")])
 def test_push_that_cannot_be_is_told_before_anything_is_exported(
-    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, token: str, name: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
@@ -452,7 +458,7 @@ def test_unfinished_run_is_refused_unless_partial_is_asked(
 
 
 def test_folder_that_holds_something_else_is_refused(
-    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dest = tmp_path / "d"
     dest.mkdir()
@@ -468,7 +474,7 @@ def test_folder_that_holds_something_else_is_refused(
 
 
 def test_same_export_again_has_nothing_to_do(
-    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exported(run, tmp_path / "d")
     stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "d").rglob("*")}
@@ -509,7 +515,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: int) -> Iterator[No
     ],
 )
 def test_export_that_breaks_off_anywhere_goes_on_and_is_the_same(
-    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, at: int
+    run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, at: int
 ) -> None:
     monkeypatch.setattr("jobs.export._MIB", 3_000)
     options = ("--file-mib", "1", "--format", "tokens", "--split", "a=0.6", "--split", "b=0.4")
@@ -526,7 +532,7 @@ def test_export_that_breaks_off_anywhere_goes_on_and_is_the_same(
 
 
 def test_what_a_killed_export_leaves_behind_goes_when_it_goes_on(
-    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "d"
     for _ in breaking(monkeypatch, "commit", 0):
@@ -544,7 +550,7 @@ def test_what_a_killed_export_leaves_behind_goes_when_it_goes_on(
 
 @pytest.mark.parametrize("harm", ["cut", "gone"])
 def test_bucket_that_is_not_whole_is_told_with_what_to_remove(
-    run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], harm: str,
 ) -> None:  # fmt: skip
     for _ in breaking(monkeypatch, "_write_file", 0):

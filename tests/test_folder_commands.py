@@ -12,7 +12,7 @@ from jobs import canary, estimate, report, status
 from pipeline.checkpoint import MANIFEST_FILE, RUN_FILE
 from pipeline.report_sources import RUN_FILE_COPY
 from pipeline.run_events import EVENTS_FILE
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 
 COMMANDS: dict[str, Callable[[Path], int]] = {
     "status": lambda folder: status.main([str(folder)]),
@@ -25,7 +25,7 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Folder(tmp_path_factory.mktemp("run") / "out")
+    folder = LocalFolder(tmp_path_factory.mktemp("run") / "out")
     write_example_run(folder, num_parts=6)
     return folder.root
 

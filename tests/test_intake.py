@@ -22,7 +22,7 @@ from pipeline.intake import (
     schema_from_text,
 )
 from pipeline.prompts import read_prompts
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.config import PromptsConfig
 from schemas.prompt import Message, Problem, Prompt
@@ -34,8 +34,8 @@ INDEX = f"{intake.PROMPTS}/set/index.json"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path / "out")
+def folder(tmp_path: Path) -> LocalFolder:
+    made = LocalFolder(tmp_path / "out")
     made.make()
     return made
 
@@ -47,7 +47,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_FILE_ROWS", 6)
 
 
-def test_longest_rows_are_noted_by_their_turns(folder: Folder) -> None:
+def test_longest_rows_are_noted_by_their_turns(folder: LocalFolder) -> None:
     def of(texts: list[str], problem: Problem | None = None) -> Prompt:
         open_place = Message(role="assistant", content="")
         pairs = [(Message(role="user", content=text), open_place) for text in texts]
@@ -83,7 +83,7 @@ def prompt(number: int, **carried: object) -> Prompt:
 
 
 def frozen(
-    folder: Folder,
+    folder: LocalFolder,
     prompts: list[Prompt],
     *,
     carried: tuple[str, ...] = (),
@@ -105,7 +105,7 @@ def frozen(
 
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("num_rows", [1, 3, 6, 7, 12, 16])
-def test_frozen_prompts_come_back_by_their_numbers(folder: Folder, num_rows: int) -> None:
+def test_frozen_prompts_come_back_by_their_numbers(folder: LocalFolder, num_rows: int) -> None:
     prompts = [prompt(number, n=number) for number in range(num_rows)]
     frozen(folder, prompts, carried=("n",))
     standing = frozen_prompts(folder, "set")
@@ -118,7 +118,7 @@ def test_frozen_prompts_come_back_by_their_numbers(folder: Folder, num_rows: int
 
 
 @pytest.mark.usefixtures("small_files")
-def test_ids_come_in_order_a_file_at_a_time(folder: Folder) -> None:
+def test_ids_come_in_order_a_file_at_a_time(folder: LocalFolder) -> None:
     prompts = [prompt(number) for number in range(13)]
     batches = list(frozen(folder, prompts).ids())
     assert [len(row_ids) for row_ids, _ in batches] == [6, 6, 1]
@@ -128,7 +128,7 @@ def test_ids_come_in_order_a_file_at_a_time(folder: Folder) -> None:
     ]
 
 
-def test_set_tells_what_it_was_frozen_from(folder: Folder) -> None:
+def test_set_tells_what_it_was_frozen_from(folder: LocalFolder) -> None:
     bad = Prompt(
         row_id="bad",
         content_hash="0" * 16,
@@ -151,7 +151,7 @@ def test_set_tells_what_it_was_frozen_from(folder: Folder) -> None:
         assert one.prompt(0) == bad
 
 
-def test_input_without_rows_is_frozen_empty(folder: Folder) -> None:
+def test_input_without_rows_is_frozen_empty(folder: LocalFolder) -> None:
     made = frozen(folder, [], carried=("x",))
     assert made.num_rows == 0
     assert list(made.ids()) == []
@@ -159,7 +159,7 @@ def test_input_without_rows_is_frozen_empty(folder: Folder) -> None:
 
 
 def test_half_a_surrogate_pair_in_a_carried_column_is_written_as_a_question_mark(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     prompts = [prompt(0, x="\ud800!", y={"z": ["\udfff"]})]
     made = frozen(folder, prompts, carried=("x", "y"))
@@ -170,12 +170,12 @@ def test_half_a_surrogate_pair_in_a_carried_column_is_written_as_a_question_mark
 # -- whole or absent
 
 
-def test_set_that_was_never_frozen_is_absent(folder: Folder) -> None:
+def test_set_that_was_never_frozen_is_absent(folder: LocalFolder) -> None:
     assert frozen_prompts(folder, "set") is None
 
 
 @pytest.mark.usefixtures("small_files")
-def test_interrupted_freeze_is_not_taken_for_a_whole_set(folder: Folder) -> None:
+def test_interrupted_freeze_is_not_taken_for_a_whole_set(folder: LocalFolder) -> None:
     def breaking_off() -> Iterator[Prompt]:
         yield from (prompt(number) for number in range(8))
         raise KeyboardInterrupt
@@ -187,7 +187,7 @@ def test_interrupted_freeze_is_not_taken_for_a_whole_set(folder: Folder) -> None
 
 
 @pytest.mark.usefixtures("small_files")
-def test_freeze_that_is_repeated_leaves_nothing_of_the_first(folder: Folder) -> None:
+def test_freeze_that_is_repeated_leaves_nothing_of_the_first(folder: LocalFolder) -> None:
     frozen(folder, [prompt(number) for number in range(20)])
     folder.write_whole(f"{intake.PROMPTS}/set/.rows.tmp", b"cut off")
     made = frozen(folder, [prompt(99)])
@@ -196,7 +196,7 @@ def test_freeze_that_is_repeated_leaves_nothing_of_the_first(folder: Folder) -> 
 
 
 @pytest.mark.usefixtures("small_files")
-def test_set_stops_being_whole_before_its_rows_go(folder: Folder) -> None:
+def test_set_stops_being_whole_before_its_rows_go(folder: LocalFolder) -> None:
     frozen(folder, [prompt(number) for number in range(20)])
 
     def looking() -> Iterator[Prompt]:
@@ -207,7 +207,7 @@ def test_set_stops_being_whole_before_its_rows_go(folder: Folder) -> None:
     assert folder.exists(INDEX)
 
 
-def test_other_sets_are_removed_and_this_one_stays(folder: Folder) -> None:
+def test_other_sets_are_removed_and_this_one_stays(folder: LocalFolder) -> None:
     made = frozen(folder, [prompt(1)])
     frozen(folder, [prompt(2)], name="older")
     frozen(folder, [prompt(3)], name="oldest")
@@ -216,7 +216,7 @@ def test_other_sets_are_removed_and_this_one_stays(folder: Folder) -> None:
     assert made.prompt(0) == prompt(1)
 
 
-def test_foreign_file_beside_the_sets_is_left_alone(folder: Folder) -> None:
+def test_foreign_file_beside_the_sets_is_left_alone(folder: LocalFolder) -> None:
     frozen(folder, [prompt(1)])
     frozen(folder, [prompt(2)], name="older")
     folder.make(f"{intake.PROMPTS}/older/sub")
@@ -225,7 +225,7 @@ def test_foreign_file_beside_the_sets_is_left_alone(folder: Folder) -> None:
     assert folder.names(intake.PROMPTS) == ["notes.txt", "set"]
 
 
-def test_removal_in_a_folder_without_sets_does_nothing(folder: Folder) -> None:
+def test_removal_in_a_folder_without_sets_does_nothing(folder: LocalFolder) -> None:
     remove_other_sets(folder, "set")
     assert folder.names() == []
 
@@ -278,7 +278,7 @@ def test_removal_in_a_folder_without_sets_does_nothing(folder: Folder) -> None:
 )
 def test_parquet_column_keeps_its_type_where_json_holds_it_exactly(
     tmp_path: Path,
-    folder: Folder,
+    folder: LocalFolder,
     completion: Build,
     value: object,
     source: pa.DataType,
@@ -315,7 +315,7 @@ def test_parquet_column_keeps_its_type_where_json_holds_it_exactly(
 @pytest.mark.parametrize("rows_apart", [False, True])
 def test_json_lines_column_takes_the_type_that_holds_all_its_values(
     tmp_path: Path,
-    folder: Folder,
+    folder: LocalFolder,
     completion: Build,
     monkeypatch: pytest.MonkeyPatch,
     values: list[object],
@@ -333,12 +333,12 @@ def test_json_lines_column_takes_the_type_that_holds_all_its_values(
     assert [row["x"] for row in written(made, completion)] == expected
 
 
-def test_carried_columns_stand_in_the_order_asked_for(folder: Folder) -> None:
+def test_carried_columns_stand_in_the_order_asked_for(folder: LocalFolder) -> None:
     made = frozen(folder, [prompt(0, a=1, b="x", c=None)], carried=("c", "a", "b"))
     assert schema_from_text(made.carried_schema).names == ["c", "a", "b"]
 
 
-def frozen_from(folder: Folder, path: Path) -> FrozenPrompts:
+def frozen_from(folder: LocalFolder, path: Path) -> FrozenPrompts:
     """The input at `path`, read as a run reads it, with column `x` carried."""
     stream = read_prompts(PromptsConfig(path=str(path), keep_columns=["x"]))
     return freeze(

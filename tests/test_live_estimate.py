@@ -18,7 +18,7 @@ from pipeline.planner.lengths import log_normal_cut
 from pipeline.planner.run_update import DryRun, NoDryRun
 from pipeline.planner.throughput import rate_at
 from pipeline.run_query import configured_group
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.config import HardwareConfig, LengthsConfig, RunFile
 from schemas.estimate import RunUpdate
 from schemas.live import LiveSpan
@@ -51,7 +51,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 
 @pytest.fixture(scope="module")
 def expected(config: RunFile) -> Expectation:
-    found = expectation(Folder(Path(config.output.folder)), config, today=TODAY)
+    found = expectation(LocalFolder(Path(config.output.folder)), config, today=TODAY)
     assert isinstance(found.dry_run, DryRun), found.dry_run
     return found
 
@@ -161,7 +161,7 @@ def test_short_accept_length_is_told_as_that_alone(tmp_path: Path) -> None:
     flags = [*mtp.split(), "--speculative-num-draft-tokens", "4"]
     engine = {"kind": "sglang", "python": "python", "count": 2, "flags": flags}
     config = run_file(tmp_path, engine=engine)
-    expected = expectation(Folder(tmp_path), config, today=TODAY)
+    expected = expectation(LocalFolder(tmp_path), config, today=TODAY)
     assert isinstance(expected.dry_run, DryRun)
     best = expected.dry_run.groups[0].best
     truth = as_forecast(expected)
@@ -190,7 +190,7 @@ def test_measured_figures_stand_alone_where_there_is_no_dry_run(
     tmp_path: Path, expected: Expectation, changes: dict[str, object], why: str
 ) -> None:
     config = run_file(tmp_path, **changes)
-    own = expectation(Folder(tmp_path), config, today=TODAY)
+    own = expectation(LocalFolder(tmp_path), config, today=TODAY)
     assert isinstance(own.dry_run, NoDryRun)
     assert why in own.dry_run.reason
     truth = as_forecast(expected)
@@ -238,7 +238,7 @@ def test_readings_of_two_launches_are_never_merged() -> None:
 
 
 def test_log_comes_back_from_its_file_and_a_session_between_is_no_loss(tmp_path: Path) -> None:
-    folder, config = Folder(tmp_path), run_file(tmp_path)
+    folder, config = LocalFolder(tmp_path), run_file(tmp_path)
     keeper = LogKeeper.opened(folder, config, now_s=1000.0)
     keeper.log.add("w0", span(), now_s=1040.0)
     keeper.write()
@@ -262,7 +262,7 @@ def test_worker_that_follows_a_dead_one_has_its_slot(tmp_path: Path) -> None:
 
 
 def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.write_whole("live-readings.jsonl", b"{]\n")
     keeper = LogKeeper.opened(folder, run_file(tmp_path), now_s=1000.0)
     keeper.log.add("w0", span(), now_s=1040.0)
@@ -273,7 +273,7 @@ def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
 
 
 def test_dry_run_is_of_the_launch_that_came_up(tmp_path: Path) -> None:
-    folder, config = Folder(tmp_path), run_file(tmp_path)
+    folder, config = LocalFolder(tmp_path), run_file(tmp_path)
     launched = "--tp-size 2 --mem-fraction-static 0.80 --max-running-requests 3"
     as_it_runs = expectation(folder, config, today=TODAY, launched=launched).dry_run
     assert isinstance(as_it_runs, DryRun)
@@ -290,7 +290,7 @@ def test_engines_of_two_cards_are_two_groups_that_add_up(tmp_path: Path) -> None
     config = run_file(tmp_path)
     cards = [HardwareConfig(gpu="rtx-pro-6000", count=1), HardwareConfig(gpu="b200", count=1)]
     hardware = [configured_group(card, {}) for card in cards]
-    expected = expectation(Folder(tmp_path), config, today=TODAY, hardware=hardware)
+    expected = expectation(LocalFolder(tmp_path), config, today=TODAY, hardware=hardware)
     assert isinstance(expected.dry_run, DryRun)
     log = LiveLog(began_at_s=0.0, run_file={})
     rates = {}
@@ -338,9 +338,9 @@ def test_driver_takes_up_what_the_folder_says(tmp_path: Path) -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def filled_folder(tmp_path: Path) -> Folder:
+def filled_folder(tmp_path: Path) -> LocalFolder:
     """A folder as a stopped run leaves it, 30 of 100 rows done."""
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     limits = {"sampling": {"max_tokens": 200}, "lengths": {}}
     config = run_file(tmp_path, engine={"kind": "embedded"}, **limits)
     record = RunRecord(

@@ -14,7 +14,7 @@ from pipeline import driver_lock
 from pipeline.metrics import EXPORTED, METRICS, RunMetrics
 from pipeline.run_history import read_history
 from pipeline.status import LIVE_FILE, run_status
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.estimate import Band
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
@@ -119,7 +119,7 @@ def test_totals_of_workers_become_steps_and_one_that_left_has_none_in_flight(tol
 def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
     told: Told, tmp_path: Path
 ) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=6)
     began = read_history(folder).sessions[-1]
     left = Band(p10=0.25, p50=0.5, p90=1.5)

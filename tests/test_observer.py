@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, DriverLostError, EngineError
 from pipeline.observer import REPORT_FILE, Observer
 from pipeline.report_sources import read_run_file_copy
 from pipeline.run_events import EVENTS_FILE, append_events, event_of, read_events, trim_events
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from pipeline.webhook import Notice, Webhook, webhook_of
 from schemas.config import EventsConfig
 from schemas.progress import Progress
@@ -178,21 +178,21 @@ def test_variable_without_a_url_is_refused_and_not_shown(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    folder = Folder(tmp_path / "out")
+def folder(tmp_path: Path) -> LocalFolder:
+    folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=6)
     folder.remove(EVENTS_FILE)
     return folder
 
 
-def observer(folder: Folder, said: list[str], webhook: Webhook | None = None) -> Observer:
+def observer(folder: LocalFolder, said: list[str], webhook: Webhook | None = None) -> Observer:
     return Observer(
         folder=folder, run_id="run-1", clock=lambda: BEGAN_AT_S + 800, log=said.append,
         webhook=webhook, report_interval_s=0.05, first_report_s=0.01, rows=(2, 10),
     )  # fmt: skip
 
 
-def test_events_are_kept_told_and_drawn(folder: Folder, receiver: Receiver) -> None:
+def test_events_are_kept_told_and_drawn(folder: LocalFolder, receiver: Receiver) -> None:
     said: list[str] = []
     watched = observer(folder, said, hook(receiver.url, said))
     with watched.watching(run_file(folder.root)):
@@ -212,7 +212,7 @@ def test_events_are_kept_told_and_drawn(folder: Folder, receiver: Receiver) -> N
     assert read_run_file_copy(folder) == run_file(folder.root)
 
 
-def test_report_is_written_while_the_run_goes_on(folder: Folder) -> None:
+def test_report_is_written_while_the_run_goes_on(folder: LocalFolder) -> None:
     said: list[str] = []
     watched = observer(folder, said)
     with watched.watching(run_file(folder.root)):
@@ -222,14 +222,16 @@ def test_report_is_written_while_the_run_goes_on(folder: Folder) -> None:
     assert said == []
 
 
-def test_run_that_ends_by_an_error_is_told_as_failed(folder: Folder, receiver: Receiver) -> None:
+def test_run_that_ends_by_an_error_is_told_as_failed(
+    folder: LocalFolder, receiver: Receiver
+) -> None:
     watched = observer(folder, [], hook(receiver.url, []))
     with pytest.raises(RuntimeError, match="broken"), watched.watching(run_file(folder.root)):
         raise RuntimeError("broken")
     assert [notice["event"] for notice in receiver.got] == ["run_failed"]
 
 
-def test_cause_of_a_failed_run_is_told_in_one_line(folder: Folder, receiver: Receiver) -> None:
+def test_cause_of_a_failed_run_is_told_in_one_line(folder: LocalFolder, receiver: Receiver) -> None:
     watched = observer(folder, [], hook(receiver.url, []))
     cause = "no engine came up: SGLang refuses a flag\nno engine came up: " + 500 * "x"
     with pytest.raises(EngineError), watched.watching(run_file(folder.root)):
@@ -238,7 +240,9 @@ def test_cause_of_a_failed_run_is_told_in_one_line(folder: Folder, receiver: Rec
     assert notice["text"] == cause.replace("\n", " ")[:400]
 
 
-def test_folder_that_another_driver_took_is_left_alone(folder: Folder, receiver: Receiver) -> None:
+def test_folder_that_another_driver_took_is_left_alone(
+    folder: LocalFolder, receiver: Receiver
+) -> None:
     watched = observer(folder, [], hook(receiver.url, []))
     watched.first_report_s = 60.0
     with pytest.raises(DriverLostError), watched.watching(run_file(folder.root)):
@@ -249,7 +253,7 @@ def test_folder_that_another_driver_took_is_left_alone(folder: Folder, receiver:
 
 def test_what_cannot_be_written_is_logged_and_the_run_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
-    watched = observer(Folder(tmp_path / "not there"), said)
+    watched = observer(LocalFolder(tmp_path / "not there"), said)
     with watched.watching(run_file(tmp_path)):
         watched.see(progress(), ["event=engine_ready worker=w0"])
         watched.finish("done")
@@ -262,7 +266,7 @@ def test_what_cannot_be_written_is_logged_and_the_run_goes_on(tmp_path: Path) ->
 
 
 def test_events_file_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     for number in range(30):
         event = event_of(f"event=engine_lost worker=w{number}", now_s=float(number))
         assert event is not None
@@ -274,7 +278,7 @@ def test_events_file_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 
 
 def test_spoilt_lines_of_the_events_file_are_left_out(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     no_time = b'{"kind": "a", "at_s": "x", "worker": null, "text": ""}'
     lines = [b'{"kind": 1}', no_time, b"not json", b"\xff", b"[]", b'{"cut']
     folder.write_whole(EVENTS_FILE, b"\n".join(lines))

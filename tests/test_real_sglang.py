@@ -25,7 +25,7 @@ from pipeline.engines.health import metrics_of
 from pipeline.engines.launch_log import figures, notes
 from pipeline.intake import FrozenPrompts
 from pipeline.shards import Ledger
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile
@@ -159,7 +159,7 @@ async def running_requests(engine: ServedEngine) -> float:
 
 def desk_of(root: Path, num_rows: int) -> tuple[LocalBook, FrozenPrompts]:
     """The ledger and the frozen prompts that workers share."""
-    folder = Folder(root)
+    folder = LocalFolder(root)
     for name in ("data", "staging", "logs"):
         folder.make(name)
     ledger = Ledger(

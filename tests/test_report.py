@@ -29,7 +29,7 @@ from pipeline.row_figures import RowFigures
 from pipeline.run_events import append_events, event_of
 from pipeline.run_history import read_history
 from pipeline.status import run_status
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion
 from schemas.manifest import EngineRun
 
@@ -38,14 +38,14 @@ HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=a
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    folder = Folder(tmp_path_factory.mktemp("run") / "out")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> LocalFolder:
+    folder = LocalFolder(tmp_path_factory.mktemp("run") / "out")
     write_example_run(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def report(folder: Folder) -> Report:
+def report(folder: LocalFolder) -> Report:
     return run_report(folder, now_s=BEGAN_AT_S + 7230, state="running")
 
 
@@ -73,7 +73,7 @@ def assert_figures_are_those_of(figures: Iterable[Figure], values: dict[str, Any
     assert shown > 50
 
 
-def test_page_says_what_the_status_and_the_parts_say(folder: Folder, report: Report) -> None:
+def test_page_says_what_the_status_and_the_parts_say(folder: LocalFolder, report: Report) -> None:
     page = report_page(report)
     values = json.loads(json.dumps(report_json(report)))
     reading = parsed(page)
@@ -89,7 +89,7 @@ def test_page_says_what_the_status_and_the_parts_say(folder: Folder, report: Rep
     assert duration(report.figures.elapsed_s) in reading.text
 
 
-def test_sums_are_those_of_the_published_rows(folder: Folder, report: Report) -> None:
+def test_sums_are_those_of_the_published_rows(folder: LocalFolder, report: Report) -> None:
     rows = [row for f in folder.path("data").iterdir() for row in pq.read_table(f).to_pylist()]
     turns = [turn for row in rows for turn in row["turns"]]
     found = report.figures
@@ -161,7 +161,7 @@ def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
 def test_page_says_whose_price_it_is_or_why_there_is_none(
     tmp_path: Path, hardware: list[dict[str, object]], shown: str
 ) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     config = json.loads(folder.read(RUN_FILE_COPY)) | {"hardware": hardware}
     folder.write_whole(RUN_FILE_COPY, json.dumps(config).encode())
@@ -171,7 +171,7 @@ def test_page_says_whose_price_it_is_or_why_there_is_none(
 
 
 def test_card_that_the_readings_name_is_the_one_that_costs(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     first, *others = folder.read(READINGS_FILE).splitlines()
     run = json.loads(first) | {"cards": {"w0": "H200", "w1r1": "H200", "w2": "B200"}}
@@ -193,7 +193,7 @@ def test_time_left_is_open_rows_over_the_rate(report: Report) -> None:
 
 
 def test_the_coordinators_own_word_comes_first(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     live = json.loads(folder.read("live.json"))
     live["days_left"] = {"p10": 0.5, "p50": 1.0, "p90": 2.0}
@@ -233,7 +233,7 @@ def test_long_plan_beside_them_leaves_headings_whole(report: Report, tmp_path: P
 
 
 def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=6)
     folder.remove(READINGS_FILE)
     for number, cap in enumerate((24, 20, 12)):
@@ -253,7 +253,7 @@ def engine_run(worker_id: str, cap: int) -> EngineRun:
 
 
 def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     event = {"kind": HOSTILE, "at_s": now_s, "worker": HOSTILE, "text": HOSTILE}
     folder.append_line("events.jsonl", json.dumps(event).encode() + b"\n")
@@ -271,7 +271,7 @@ def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
 
 
 def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=12, state="stopped")
     for name in (READINGS_FILE, RUN_FILE_COPY, "events.jsonl", "live.json"):
         folder.remove(name)
@@ -286,7 +286,7 @@ def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_p
 
 
 def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=4, rows_a_part=500)
     rows = RowFigures()
     rows.read(folder, folder.names("data")[:1])
@@ -301,7 +301,7 @@ def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:
     assert kept_bytes < 200_000
 
 
-def test_history_counts_as_the_manifest_does(folder: Folder) -> None:
+def test_history_counts_as_the_manifest_does(folder: LocalFolder) -> None:
     history, manifest = read_history(folder), read_manifest(folder)
     assert history.rows_gained == manifest.rows_gained
     assert history.failed == manifest.failed
@@ -312,14 +312,14 @@ def test_history_counts_as_the_manifest_does(folder: Folder) -> None:
     assert len(history.canaries) == 2
 
 
-def test_rows_are_read_once(folder: Folder) -> None:
+def test_rows_are_read_once(folder: LocalFolder) -> None:
     rows = RowFigures()
     first = run_report(folder, now_s=BEGAN_AT_S + 7230, rows=rows).figures
     assert run_report(folder, now_s=BEGAN_AT_S + 7230, rows=rows).figures == first
 
 
 def test_command_writes_the_page_and_refuses_a_folder_without_a_run(
-    folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "page.html"
     assert main([str(folder.root), "--html", str(target)]) == 0
@@ -357,8 +357,8 @@ def test_error_rows_rows_without_counts_and_many_kinds_are_summed(
     assert (figures.category_column, figures.categories, figures.num_rows) == (None, {}, 23)
 
 
-def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) -> Folder:
-    folder = Folder(root)
+def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) -> LocalFolder:
+    folder = LocalFolder(root)
     for inner in ("staging", "data"):
         folder.make(inner)
     part = stage_part(folder, name, rows, run_id="r", carried_schema=carried, worker_id="w0")
@@ -367,7 +367,7 @@ def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) ->
 
 
 def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     (first, second, *_, last) = list(folder.read_lines(READINGS_FILE))
     lines = [first, second]
@@ -384,7 +384,7 @@ def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) ->
 
 
 def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out")
+    folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     session = replace(read_manifest(folder).sessions[0], session_id="s2", started_at_s=now_s + 100)
     begin_session(folder, session)
@@ -396,7 +396,7 @@ def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
 
 
 def test_plan_table_holds_the_dry_run_against_the_readings(
-    report: Report, folder: Folder, tmp_path: Path
+    report: Report, folder: LocalFolder, tmp_path: Path
 ) -> None:
     planned = {row.name: row for row in report.figures.plan}
     update = folder_update(folder, today=date(2026, 9, 21))
@@ -408,7 +408,7 @@ def test_plan_table_holds_the_dry_run_against_the_readings(
     assert rate.measured == pytest.approx(group.tokens_per_s.p50)
     assert 3000 < group.tokens_per_s.p50 < 3900
     assert {"days left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
-    spoilt = Folder(tmp_path / "out")
+    spoilt = LocalFolder(tmp_path / "out")
     now_s = write_example_run(spoilt, num_parts=6)
     spoilt.write_whole(READINGS_FILE, b'{"record": "run", "began_at_s": 1.0, "run_file": {}}\n')
     names = {row.name for row in run_report(spoilt, now_s=now_s).figures.plan}

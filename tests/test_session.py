@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, ResumeError
 from pipeline.intake import frozen_prompts, schema_from_text
 from pipeline.session import Prepared, prepare
 from pipeline.shards import DONE, PENDING
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
 from schemas.manifest import Part
@@ -46,13 +46,15 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    folder = Folder(tmp_path / "out")
+def folder(tmp_path: Path) -> LocalFolder:
+    folder = LocalFolder(tmp_path / "out")
     folder.make()
     return folder
 
 
-def run_file(source: Path, folder: Folder, settings: Mapping[str, object] | None = None) -> RunFile:
+def run_file(
+    source: Path, folder: LocalFolder, settings: Mapping[str, object] | None = None
+) -> RunFile:
     """A run file; `settings` are given as `--set` gives them, by dotted key."""
     values: dict[str, object] = {
         "prompts": {"path": str(source), "id_column": "id", "keep_columns": ["category"]},
@@ -70,7 +72,7 @@ def run_file(source: Path, folder: Folder, settings: Mapping[str, object] | None
 
 def prepared(
     source: Path,
-    folder: Folder,
+    folder: LocalFolder,
     settings: Mapping[str, object] | None = None,
     *,
     accept_drift: bool = False,
@@ -88,7 +90,7 @@ def prepared(
     )
 
 
-def prompts_of(started: Prepared, folder: Folder) -> list[Prompt]:
+def prompts_of(started: Prepared, folder: LocalFolder) -> list[Prompt]:
     frozen = frozen_prompts(folder, started.plan.frozen_name)
     assert frozen is not None
     return list(frozen.all_prompts())
@@ -96,7 +98,7 @@ def prompts_of(started: Prepared, folder: Folder) -> list[Prompt]:
 
 def publish_rows(
     started: Prepared,
-    folder: Folder,
+    folder: LocalFolder,
     build: Build,
     row_ids: Sequence[str],
     *,
@@ -127,7 +129,7 @@ def publish_rows(
     return checkpoint.publish(folder, part, now_s=101.0)
 
 
-def open_ids(started: Prepared, folder: Folder) -> list[str]:
+def open_ids(started: Prepared, folder: LocalFolder) -> list[str]:
     """Row ids that are still to be done, one for each sample."""
     samples = started.plan.config.samples_per_prompt
     prompts = prompts_of(started, folder)
@@ -139,7 +141,7 @@ def open_ids(started: Prepared, folder: Folder) -> list[str]:
 # -- fresh and resumed
 
 
-def test_fresh_folder_has_every_row_open(source: Path, folder: Folder) -> None:
+def test_fresh_folder_has_every_row_open(source: Path, folder: LocalFolder) -> None:
     started = prepared(source, folder)
     assert started.row_states == bytes(10)
     session = started.session
@@ -154,7 +156,7 @@ def test_fresh_folder_has_every_row_open(source: Path, folder: Folder) -> None:
     assert schema_from_text(started.plan.carried_schema).names == ["category"]
 
 
-def test_input_without_rows_is_refused_and_starts_no_run(source: Path, folder: Folder) -> None:
+def test_input_without_rows_is_refused_and_starts_no_run(source: Path, folder: LocalFolder) -> None:
     write_rows(source, [])
     with pytest.raises(ConfigError, match=r"prompts\."):
         prepared(source, folder)
@@ -162,7 +164,7 @@ def test_input_without_rows_is_refused_and_starts_no_run(source: Path, folder: F
 
 
 def test_resume_with_the_same_settings_reads_the_input_no_more(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     first = prepared(source, folder)
     publish_rows(first, folder, completion, ["r1", "r4"])
@@ -180,7 +182,7 @@ def test_resume_with_the_same_settings_reads_the_input_no_more(
 
 
 def test_resume_with_other_capacity_goes_on(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1"])
     settings: dict[str, object] = {
@@ -193,7 +195,7 @@ def test_resume_with_other_capacity_goes_on(
     assert prepared(source, folder, settings).session.rows_done == 1
 
 
-def test_input_read_half_before_a_crash_is_read_again(source: Path, folder: Folder) -> None:
+def test_input_read_half_before_a_crash_is_read_again(source: Path, folder: LocalFolder) -> None:
     first = prepared(source, folder)
     folder.remove(f"prompts/{first.plan.frozen_name}/index.json")
     lines: list[str] = []
@@ -203,7 +205,7 @@ def test_input_read_half_before_a_crash_is_read_again(source: Path, folder: Fold
 
 
 def test_what_was_mended_is_logged_and_its_rows_are_open(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1"])
     folder.remove("data/p1.parquet")
@@ -231,7 +233,7 @@ def shuffled(rows: list[Row]) -> list[Row]:
 )
 def test_changed_order_or_extent_keeps_what_is_done(
     source: Path,
-    folder: Folder,
+    folder: LocalFolder,
     completion: Build,
     rows: list[Row],
     limit: int | None,
@@ -251,7 +253,7 @@ def test_changed_order_or_extent_keeps_what_is_done(
 
 
 def test_rows_named_by_their_content_are_found_after_a_shuffle(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     rows = [*TEN_ROWS, TEN_ROWS[3], TEN_ROWS[3]]
     write_rows(source, rows)
@@ -266,7 +268,7 @@ def test_rows_named_by_their_content_are_found_after_a_shuffle(
     assert sorted(open_ids(second, folder)) == sorted(set(ids) - {ids[0], ids[3], ids[10]})
 
 
-def test_prompts_of_an_earlier_input_are_removed(source: Path, folder: Folder) -> None:
+def test_prompts_of_an_earlier_input_are_removed(source: Path, folder: LocalFolder) -> None:
     first = prepared(source, folder)
     write_rows(source, TEN_ROWS[:4])
     second = prepared(source, folder)
@@ -275,7 +277,7 @@ def test_prompts_of_an_earlier_input_are_removed(source: Path, folder: Folder) -
 
 
 def test_same_id_with_other_content_is_refused(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1", "r4"])
     write_rows(source, [{**row, "prompt": f"{row['prompt']} Why?"} for row in TEN_ROWS])
@@ -285,21 +287,23 @@ def test_same_id_with_other_content_is_refused(
 
 
 def test_other_content_of_a_row_that_is_not_done_goes_on(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1"])
     write_rows(source, [*TEN_ROWS[:9], {**TEN_ROWS[9], "prompt": "Something else?"}])
     assert prepared(source, folder).session.rows_done == 1
 
 
-def test_disjoint_input_is_refused(source: Path, folder: Folder, completion: Build) -> None:
+def test_disjoint_input_is_refused(source: Path, folder: LocalFolder, completion: Build) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1", "r4"])
     write_rows(source, [source_row(number) for number in range(20, 25)])
     with pytest.raises(ResumeError, match=r"prompts\.path: none of the 2 published rows"):
         prepared(source, folder)
 
 
-def test_disjoint_input_before_anything_is_published_goes_on(source: Path, folder: Folder) -> None:
+def test_disjoint_input_before_anything_is_published_goes_on(
+    source: Path, folder: LocalFolder
+) -> None:
     prepared(source, folder)
     write_rows(source, [source_row(number) for number in range(20, 25)])
     assert prepared(source, folder).session.rows_total == 5
@@ -314,7 +318,7 @@ def test_disjoint_input_before_anything_is_published_goes_on(source: Path, folde
     ids=["other content", "disjoint"],
 )
 def test_accepted_change_of_the_input_is_recorded(
-    source: Path, folder: Folder, completion: Build, rows: list[Row]
+    source: Path, folder: LocalFolder, completion: Build, rows: list[Row]
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1", "r4"])
     write_rows(source, rows)
@@ -354,7 +358,7 @@ DRIFT: dict[str, object] = {
 }
 
 
-def test_every_field_of_the_identity_is_tried(source: Path, folder: Folder) -> None:
+def test_every_field_of_the_identity_is_tried(source: Path, folder: LocalFolder) -> None:
     prepared(source, folder)
     record = checkpoint.read_run(folder)
     assert record is not None
@@ -363,7 +367,7 @@ def test_every_field_of_the_identity_is_tried(source: Path, folder: Folder) -> N
 
 @pytest.mark.parametrize("key", DRIFT)
 def test_setting_that_differs_is_refused_and_named(
-    source: Path, folder: Folder, completion: Build, key: str
+    source: Path, folder: LocalFolder, completion: Build, key: str
 ) -> None:
     publish_rows(prepared(source, folder), folder, completion, ["r1"])
     before = folder.read("run.json"), folder.read("manifest.jsonl"), folder.names("data")
@@ -375,7 +379,7 @@ def test_setting_that_differs_is_refused_and_named(
     assert before == (folder.read("run.json"), folder.read("manifest.jsonl"), folder.names("data"))
 
 
-def test_all_settings_that_differ_are_named(source: Path, folder: Folder) -> None:
+def test_all_settings_that_differ_are_named(source: Path, folder: LocalFolder) -> None:
     prepared(source, folder)
     with pytest.raises(ResumeError) as refused:
         prepared(source, folder, {"model": "another", "sampling.seed": 8})
@@ -386,7 +390,7 @@ def test_all_settings_that_differ_are_named(source: Path, folder: Folder) -> Non
 
 
 def test_setting_that_differs_is_refused_before_the_input_is_read(
-    source: Path, folder: Folder
+    source: Path, folder: LocalFolder
 ) -> None:
     prepared(source, folder)
     write_rows(source, TEN_ROWS[:3])
@@ -397,7 +401,7 @@ def test_setting_that_differs_is_refused_before_the_input_is_read(
 
 
 def test_accepted_drift_is_recorded_and_then_no_drift(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     first = prepared(source, folder)
     publish_rows(first, folder, completion, ["r1"])
@@ -423,7 +427,7 @@ def test_accepted_drift_is_recorded_and_then_no_drift(
     "others", [{}, {"model": "another"}, {"engine.model_file": "other.gguf"}], ids=len
 )
 def test_other_kept_columns_are_refused_even_when_drift_is_accepted(
-    source: Path, folder: Folder, others: dict[str, object]
+    source: Path, folder: LocalFolder, others: dict[str, object]
 ) -> None:
     prepared(source, folder)
     before = folder.read("run.json")
@@ -433,7 +437,7 @@ def test_other_kept_columns_are_refused_even_when_drift_is_accepted(
     assert folder.read("run.json") == before
 
 
-def test_folder_with_an_unreadable_run_record_is_refused(source: Path, folder: Folder) -> None:
+def test_folder_with_an_unreadable_run_record_is_refused(source: Path, folder: LocalFolder) -> None:
     prepared(source, folder)
     folder.write_whole("run.json", b"{")
     with pytest.raises(ResumeError, match="not a run record"):
@@ -444,7 +448,7 @@ def test_folder_with_an_unreadable_run_record_is_refused(source: Path, folder: F
 
 
 def test_more_samples_for_each_prompt_keep_the_rows(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     first = prepared(source, folder)
     publish_rows(first, folder, completion, ["r1", "r4"])
@@ -459,7 +463,7 @@ def test_more_samples_for_each_prompt_keep_the_rows(
 
 
 def test_fewer_samples_for_each_prompt_leave_rows_outside(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     first = prepared(source, folder, {"samples_per_prompt": 2})
     publish_rows(first, folder, completion, ["r1"])
@@ -470,7 +474,7 @@ def test_fewer_samples_for_each_prompt_leave_rows_outside(
 
 
 def test_error_rows_are_done_unless_they_are_to_be_retried(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     first = prepared(source, folder)
     publish_rows(first, folder, completion, ["r1", "r2", "r3"], errors=["r2"])
@@ -486,7 +490,7 @@ def test_error_rows_are_done_unless_they_are_to_be_retried(
 
 
 def test_rows_to_be_retried_count_as_shared_with_the_input(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     started = prepared(source, folder)
     publish_rows(started, folder, completion, ["r0", "r5"], errors=["r0"])
@@ -495,7 +499,7 @@ def test_rows_to_be_retried_count_as_shared_with_the_input(
 
 
 def test_error_row_whose_prompt_was_mended_is_retried(
-    source: Path, folder: Folder, completion: Build
+    source: Path, folder: LocalFolder, completion: Build
 ) -> None:
     started = prepared(source, folder)
     publish_rows(started, folder, completion, ["r0", "r5"], errors=["r0"])
@@ -504,7 +508,7 @@ def test_error_row_whose_prompt_was_mended_is_retried(
 
 
 def test_folder_of_a_version_with_other_columns_is_refused_by_their_names(
-    source: Path, folder: Folder
+    source: Path, folder: LocalFolder
 ) -> None:
     prepared(source, folder)
     record = json.loads(folder.read("run.json"))

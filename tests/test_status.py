@@ -23,7 +23,7 @@ from pipeline import checkpoint, driver_lock
 from pipeline.durations import duration
 from pipeline.errors import ConfigError
 from pipeline.status import LIVE_FILE, run_status
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
@@ -67,15 +67,15 @@ LIVE = Progress(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    folder = Folder(tmp_path / "out")
+def folder(tmp_path: Path) -> LocalFolder:
+    folder = LocalFolder(tmp_path / "out")
     folder.make()
     checkpoint.write_run(folder, RECORD)
     return folder
 
 
 def begin(
-    folder: Folder,
+    folder: LocalFolder,
     *,
     session_id: str = "s1",
     started_at_s: float = 1000.0,
@@ -94,7 +94,7 @@ def begin(
     checkpoint.begin_session(folder, session)
 
 
-def publish(folder: Folder, name: str, rows: Sequence[Completion], *, now_s: float) -> None:
+def publish(folder: LocalFolder, name: str, rows: Sequence[Completion], *, now_s: float) -> None:
     part = checkpoint.stage_part(
         folder,
         f"{name}.parquet",
@@ -106,7 +106,9 @@ def publish(folder: Folder, name: str, rows: Sequence[Completion], *, now_s: flo
     checkpoint.publish(folder, part, now_s=now_s)
 
 
-def fail(folder: Folder, row_id: str, *, sample_index: int = 0, cause: str = "HTTP 503") -> None:
+def fail(
+    folder: LocalFolder, row_id: str, *, sample_index: int = 0, cause: str = "HTTP 503"
+) -> None:
     row = FailedRow(
         row_id=row_id, sample_index=sample_index, cause=cause, attempts=6, failed_at_s=1.0
     )
@@ -114,7 +116,7 @@ def fail(folder: Folder, row_id: str, *, sample_index: int = 0, cause: str = "HT
 
 
 def write_live(
-    folder: Folder,
+    folder: LocalFolder,
     state: Literal["running", "done", "stopped", "failed"],
     *,
     session_id: str = "s1",
@@ -123,14 +125,14 @@ def write_live(
     folder.write_whole(LIVE_FILE, live.to_json().encode())
 
 
-def status_at(folder: Folder, now_s: float) -> RunStatus:
+def status_at(folder: LocalFolder, now_s: float) -> RunStatus:
     return run_status(folder, now_s=now_s)
 
 
 # -- counts
 
 
-def test_rows_and_tokens_are_counted_over_sessions(folder: Folder, completion: Build) -> None:
+def test_rows_and_tokens_are_counted_over_sessions(folder: LocalFolder, completion: Build) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b", error=True)], now_s=1010.0)
     begin(folder, session_id="s2", started_at_s=2000.0, rows_done=2)
@@ -143,7 +145,7 @@ def test_rows_and_tokens_are_counted_over_sessions(folder: Folder, completion: B
 
 
 def test_published_rows_outside_the_input_are_not_among_the_done(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b")], now_s=1010.0)
@@ -152,14 +154,14 @@ def test_published_rows_outside_the_input_are_not_among_the_done(
     assert (status.rows_done, status.rows_outside_input, status.rows_total) == (1, 1, 5)
 
 
-def test_session_without_a_part_has_no_rate(folder: Folder) -> None:
+def test_session_without_a_part_has_no_rate(folder: LocalFolder) -> None:
     begin(folder)
     status = status_at(folder, 1100.0)
     assert (status.rows_done, status.num_parts, status.last_publish_s) == (0, 0, None)
     assert (status.tokens_per_s, status.eta_s) == (None, None)
 
 
-def test_part_that_recovery_lists_again_counts_once(folder: Folder, completion: Build) -> None:
+def test_part_that_recovery_lists_again_counts_once(folder: LocalFolder, completion: Build) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b")], now_s=1010.0)
     publish(folder, "p2", [completion("c")], now_s=1011.0)
@@ -172,7 +174,7 @@ def test_part_that_recovery_lists_again_counts_once(folder: Folder, completion: 
     assert status_at(folder, 1030.0).rows_done == 3
 
 
-def test_error_rows_taken_back_count_no_more(folder: Folder, completion: Build) -> None:
+def test_error_rows_taken_back_count_no_more(folder: LocalFolder, completion: Build) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b", error=True)], now_s=1010.0)
     publish(folder, "p2", [completion("c", error=True)], now_s=1011.0)
@@ -184,7 +186,7 @@ def test_error_rows_taken_back_count_no_more(folder: Folder, completion: Build) 
 
 
 def test_workers_are_told_by_node_with_their_gpus(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     placed = [("w0", "gpu-b", ("2", "3")), ("w1", "gpu-b", ("0", "1")), ("w2", "gpu-a", ("0",))]
@@ -206,7 +208,7 @@ def test_workers_are_told_by_node_with_their_gpus(
 
 
 def test_starved_engine_is_told_with_what_it_is_short_of(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     short = "runs 8 of 32 requests: short of KV tokens (97% in use)"
@@ -222,7 +224,7 @@ def test_starved_engine_is_told_with_what_it_is_short_of(
 
 
 def test_time_left_is_that_of_the_readings_while_it_runs(
-    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, completion: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a")], now_s=1010.0)
@@ -237,7 +239,7 @@ def test_time_left_is_that_of_the_readings_while_it_runs(
 
 
 def test_time_left_of_an_older_live_file_is_by_published_rows(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a")], now_s=1010.0)
@@ -254,7 +256,7 @@ def test_time_left_of_an_older_live_file_is_by_published_rows(
 # -- failed rows
 
 
-def test_failed_rows_have_their_causes(folder: Folder) -> None:
+def test_failed_rows_have_their_causes(folder: LocalFolder) -> None:
     begin(folder)
     fail(folder, "a", cause="HTTP 503: busy")
     fail(folder, "b", sample_index=1, cause="no answer within 60 s")
@@ -263,14 +265,16 @@ def test_failed_rows_have_their_causes(folder: Folder) -> None:
     assert status.failed == (("a", 0, "HTTP 503: busy"), ("b", 1, "no answer within 60 s"))
 
 
-def test_row_that_fails_twice_is_listed_with_its_last_cause(folder: Folder) -> None:
+def test_row_that_fails_twice_is_listed_with_its_last_cause(folder: LocalFolder) -> None:
     begin(folder)
     fail(folder, "a", cause="first")
     fail(folder, "a", cause="last")
     assert status_at(folder, 1001.0).failed == (("a", 0, "last"),)
 
 
-def test_failed_row_that_is_done_after_all_is_not_listed(folder: Folder, completion: Build) -> None:
+def test_failed_row_that_is_done_after_all_is_not_listed(
+    folder: LocalFolder, completion: Build
+) -> None:
     begin(folder)
     fail(folder, "a")
     fail(folder, "a", sample_index=1)
@@ -278,7 +282,7 @@ def test_failed_row_that_is_done_after_all_is_not_listed(folder: Folder, complet
     assert status_at(folder, 1001.0).failed == (("a", 1, "HTTP 503"),)
 
 
-def test_failed_rows_of_an_earlier_session_are_tried_again(folder: Folder) -> None:
+def test_failed_rows_of_an_earlier_session_are_tried_again(folder: LocalFolder) -> None:
     begin(folder)
     fail(folder, "a")
     begin(folder, session_id="s2")
@@ -289,7 +293,7 @@ def test_failed_rows_of_an_earlier_session_are_tried_again(folder: Folder) -> No
 
 
 def test_rate_runs_from_the_start_to_the_last_publication(
-    folder: Folder, completion: Build
+    folder: LocalFolder, completion: Build
 ) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b")], now_s=1010.0)
@@ -300,7 +304,7 @@ def test_rate_runs_from_the_start_to_the_last_publication(
     assert status.eta_s == pytest.approx(30.0)
 
 
-def test_rate_forgets_what_was_published_long_ago(folder: Folder, completion: Build) -> None:
+def test_rate_forgets_what_was_published_long_ago(folder: LocalFolder, completion: Build) -> None:
     begin(folder, rows_total=100)
     publish(folder, "p1", [completion(f"a{n}") for n in range(50)], now_s=1010.0)
     publish(folder, "p2", [completion(f"b{n}") for n in range(10)], now_s=2000.0)
@@ -310,14 +314,16 @@ def test_rate_forgets_what_was_published_long_ago(folder: Folder, completion: Bu
     assert status.eta_s == pytest.approx(40 * 30.0)
 
 
-def test_run_that_stands_still_has_rate_zero_and_no_end(folder: Folder, completion: Build) -> None:
+def test_run_that_stands_still_has_rate_zero_and_no_end(
+    folder: LocalFolder, completion: Build
+) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a")], now_s=1010.0)
     status = status_at(folder, 5000.0)
     assert (status.tokens_per_s, status.eta_s) == (0.0, None)
 
 
-def test_rate_of_an_earlier_session_says_nothing(folder: Folder, completion: Build) -> None:
+def test_rate_of_an_earlier_session_says_nothing(folder: LocalFolder, completion: Build) -> None:
     begin(folder)
     publish(folder, "p1", [completion("a")], now_s=1010.0)
     begin(folder, session_id="s2", started_at_s=1011.0, rows_done=1)
@@ -326,7 +332,9 @@ def test_rate_of_an_earlier_session_says_nothing(folder: Folder, completion: Bui
 
 
 @pytest.mark.parametrize("num_failed", [0, 1])
-def test_finished_run_has_no_time_left(folder: Folder, completion: Build, num_failed: int) -> None:
+def test_finished_run_has_no_time_left(
+    folder: LocalFolder, completion: Build, num_failed: int
+) -> None:
     begin(folder, rows_total=2 + num_failed)
     if num_failed:
         fail(folder, "c")
@@ -338,7 +346,7 @@ def test_finished_run_has_no_time_left(folder: Folder, completion: Build, num_fa
 # -- states
 
 
-def test_run_with_a_live_driver_is_running(folder: Folder) -> None:
+def test_run_with_a_live_driver_is_running(folder: LocalFolder) -> None:
     begin(folder)
     write_live(folder, "running")
     driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
@@ -347,25 +355,27 @@ def test_run_with_a_live_driver_is_running(folder: Folder) -> None:
     assert status.workers == (WORKER,)
 
 
-def test_run_whose_driver_died_is_interrupted(folder: Folder) -> None:
+def test_run_whose_driver_died_is_interrupted(folder: LocalFolder) -> None:
     begin(folder)
     write_live(folder, "running")
     assert status_at(folder, 1001.0).state == "interrupted"
 
 
-def test_run_that_never_wrote_its_progress_is_interrupted(folder: Folder) -> None:
+def test_run_that_never_wrote_its_progress_is_interrupted(folder: LocalFolder) -> None:
     begin(folder)
     assert status_at(folder, 1001.0).state == "interrupted"
 
 
 @pytest.mark.parametrize("state", ["stopped", "failed"])
-def test_run_that_ended_early_says_how(folder: Folder, state: Literal["stopped", "failed"]) -> None:
+def test_run_that_ended_early_says_how(
+    folder: LocalFolder, state: Literal["stopped", "failed"]
+) -> None:
     begin(folder)
     write_live(folder, state)
     assert status_at(folder, 1001.0).state == state
 
 
-def test_word_of_an_earlier_session_says_nothing_of_this_one(folder: Folder) -> None:
+def test_word_of_an_earlier_session_says_nothing_of_this_one(folder: LocalFolder) -> None:
     begin(folder)
     write_live(folder, "stopped")
     begin(folder, session_id="s2")
@@ -376,7 +386,7 @@ def test_word_of_an_earlier_session_says_nothing_of_this_one(folder: Folder) -> 
 
 @pytest.mark.parametrize("num_failed", [0, 2])
 def test_run_with_every_row_done_or_failed_is_done(
-    folder: Folder, completion: Build, num_failed: int
+    folder: LocalFolder, completion: Build, num_failed: int
 ) -> None:
     begin(folder, rows_total=1 + num_failed)
     for number in range(num_failed):
@@ -387,7 +397,7 @@ def test_run_with_every_row_done_or_failed_is_done(
     assert status_at(folder, 1001.0).state == "done"
 
 
-def test_run_that_another_machine_drives_is_unknown(folder: Folder) -> None:
+def test_run_that_another_machine_drives_is_unknown(folder: LocalFolder) -> None:
     begin(folder)
     holder = {"token": "t", "machine": "far", "pid": 1, "pid_started": "1", "beat": 3}
     folder.write_whole(driver_lock.LOCK_FILE, json.dumps(holder).encode())
@@ -395,14 +405,14 @@ def test_run_that_another_machine_drives_is_unknown(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"workers": 1}', b"\xff"])
-def test_progress_that_cannot_be_read_is_left_out(folder: Folder, text: bytes) -> None:
+def test_progress_that_cannot_be_read_is_left_out(folder: LocalFolder, text: bytes) -> None:
     begin(folder)
     folder.write_whole(LIVE_FILE, text)
     status = status_at(folder, 1001.0)
     assert (status.state, status.workers) == ("interrupted", ())
 
 
-def test_run_that_has_read_no_prompts_yet_is_told(folder: Folder) -> None:
+def test_run_that_has_read_no_prompts_yet_is_told(folder: LocalFolder) -> None:
     with pytest.raises(ConfigError, match="has not begun"):
         status_at(folder, 1001.0)
 
@@ -411,7 +421,7 @@ def test_run_that_has_read_no_prompts_yet_is_told(folder: Folder) -> None:
 
 
 def test_json_has_the_names_that_machines_read(
-    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, completion: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = time.time()
     begin(folder, started_at_s=now_s - 10, rows_total=4)
@@ -435,7 +445,7 @@ def test_json_has_the_names_that_machines_read(
 
 
 def test_text_says_it_to_people(
-    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, completion: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = time.time()
     begin(folder, started_at_s=now_s - 100, rows_total=2000, rows_done=1000, rows_outside_input=7)
@@ -460,7 +470,7 @@ def test_text_says_it_to_people(
 
 
 def test_text_of_a_run_that_has_just_begun(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     assert main([str(folder.root)]) == 0
@@ -471,7 +481,9 @@ def test_text_of_a_run_that_has_just_begun(
     assert "0 parts, the last not yet" in out
 
 
-def test_many_failed_rows_are_cut_short(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_failed_rows_are_cut_short(
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     begin(folder, rows_total=50)
     for number in range(25):
         fail(folder, f"f{number:02d}")
@@ -493,7 +505,7 @@ def test_folder_without_a_run_is_the_users_to_mend(
 
 
 def test_folder_with_an_unreadable_run_is_the_users_to_mend(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.write_whole("run.json", b"{")
     assert main([str(folder.root)]) == 2
@@ -521,7 +533,7 @@ def test_durations_are_rounded_for_people(seconds: float | None, text: str) -> N
 
 
 def test_watch_tells_line_by_line_and_ends_with_the_run(
-    folder: Folder, completion: Build, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, completion: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     holder = driver_lock.this_process()
@@ -546,7 +558,7 @@ def test_watch_tells_line_by_line_and_ends_with_the_run(
 
 
 def test_watch_of_a_run_that_has_ended_looks_once(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: LocalFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder)
     write_live(folder, "stopped")
@@ -555,7 +567,7 @@ def test_watch_of_a_run_that_has_ended_looks_once(
     assert json.loads(line)["state"] == "stopped"
 
 
-def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: Folder) -> None:
+def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: LocalFolder) -> None:
     begin(folder)
     driver_lock.acquire(folder, driver_lock.this_process(), time.sleep)
     write_live(folder, "running")

@@ -6,11 +6,11 @@ from threading import Barrier
 
 import pytest
 
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 
 
 def test_written_file_holds_the_bytes_and_leaves_no_other_name(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.write_whole("a.bin", b"one")
     folder.write_whole("a.bin", b"two")
     assert folder.read("a.bin") == b"two"
@@ -21,7 +21,7 @@ def test_written_file_holds_the_bytes_and_leaves_no_other_name(tmp_path: Path) -
 def test_write_that_breaks_off_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.write_whole("a.bin", b"old")
 
     def no_space(descriptor: int) -> None:
@@ -34,7 +34,7 @@ def test_write_that_breaks_off_leaves_the_old_file(
 
 
 def test_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     versions = [bytes([number]) * 50_000 for number in range(40)]
     folder.write_whole("a.bin", versions[0])
 
@@ -53,7 +53,7 @@ def test_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
 
 def test_one_of_many_creates_the_file(tmp_path: Path) -> None:
-    folder, together = Folder(tmp_path), Barrier(8)
+    folder, together = LocalFolder(tmp_path), Barrier(8)
 
     def create(number: int) -> bool:
         together.wait()
@@ -67,7 +67,7 @@ def test_one_of_many_creates_the_file(tmp_path: Path) -> None:
 
 
 def test_file_that_is_there_is_not_created(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     assert folder.create("lock", b"first")
     assert not folder.create("lock", b"second")
     assert folder.read("lock") == b"first"
@@ -76,7 +76,7 @@ def test_file_that_is_there_is_not_created(tmp_path: Path) -> None:
 def test_file_that_appears_at_the_last_moment_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, write_bytes = Folder(tmp_path), Path.write_bytes
+    folder, write_bytes = LocalFolder(tmp_path), Path.write_bytes
 
     def with_a_rival(path: Path, data: bytes) -> int:
         monkeypatch.undo()
@@ -90,14 +90,14 @@ def test_file_that_appears_at_the_last_moment_is_not_replaced(
 
 
 def test_appended_lines_are_read_in_order(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     for line in (b"one\n", "zwölf\n".encode(), b"\n", b"three\n"):
         folder.append_line("lines", line)
     assert list(folder.read_lines("lines")) == [b"one", "zwölf".encode(), b"", b"three"]
 
 
 def test_lines_appended_at_once_are_not_mixed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     lines = [bytes([65 + number]) * 10_000 for number in range(16)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda line: folder.append_line("lines", line + b"\n"), lines))
@@ -105,14 +105,14 @@ def test_lines_appended_at_once_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.append_line("lines", b"one\n")
     folder.append_line("lines", b"tw")
     assert list(folder.read_lines("lines")) == [b"one"]
 
 
 def test_line_after_a_cut_off_one_stands_alone_once_that_is_ended(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.append_line("lines", b"tw")
     folder.end_last_line("lines")
     folder.append_line("lines", b"three\n")
@@ -120,7 +120,7 @@ def test_line_after_a_cut_off_one_stands_alone_once_that_is_ended(tmp_path: Path
 
 
 def test_ending_the_last_line_adds_nothing_to_whole_empty_or_absent_files(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.append_line("whole", b"one\n")
     folder.write_whole("empty", b"")
     for name in ("whole", "empty", "absent"):
@@ -131,11 +131,11 @@ def test_ending_the_last_line_adds_nothing_to_whole_empty_or_absent_files(tmp_pa
 
 
 def test_lines_of_a_missing_file_are_none(tmp_path: Path) -> None:
-    assert list(Folder(tmp_path).read_lines("absent")) == []
+    assert list(LocalFolder(tmp_path).read_lines("absent")) == []
 
 
 def test_names_are_sorted_and_none_for_a_missing_folder(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.make("sub/inner")
     for name in ("b", "a", ".hidden"):
         folder.write_whole(f"sub/{name}", b"")
@@ -144,7 +144,7 @@ def test_names_are_sorted_and_none_for_a_missing_folder(tmp_path: Path) -> None:
 
 
 def test_moved_file_replaces_the_one_that_stood_there(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.make("to")
     folder.write_whole("to/a", b"old")
     folder.write_whole("a", b"new")
@@ -154,7 +154,7 @@ def test_moved_file_replaces_the_one_that_stood_there(tmp_path: Path) -> None:
 
 
 def test_removing_what_is_not_there_is_no_fault(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LocalFolder(tmp_path)
     folder.write_whole("a", b"")
     folder.remove("a")
     folder.remove("a")

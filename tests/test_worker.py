@@ -15,7 +15,7 @@ from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.rows import conversation, history
 from pipeline.shards import Ledger
-from pipeline.storage import LocalFolder as Folder
+from pipeline.storage import LocalFolder
 from pipeline.tries import Starts
 from pipeline.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
@@ -46,7 +46,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDesk:
     monkeypatch.setattr(worker_module, "_RESTART_BACKOFF_S", (0.0, *[0.02] * 5))
 
     def make(prompts: list[Prompt], fake: FakeEngine, **settings: object) -> Desk:
-        folder = Folder(tmp_path)
+        folder = LocalFolder(tmp_path)
         for name in ("data", "staging", "logs"):
             folder.make(name)
         config = run_config(tmp_path, **settings)
