@@ -35,6 +35,8 @@ class EngineRow:
     restarts: int
     step_downs: int
     plan: str | None
+    starved: str | None
+    """What it is short of now, where it runs far fewer requests than it has room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +194,17 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def engine_rows(seen: Seen, status: RunStatus) -> tuple[EngineRow, ...]:
     by_engine = seen.of_engines()
-    alive = {series.slot_of(worker.worker_id) for worker in status.workers}
-    names = {part.worker for part in seen.parts} | by_engine.keys() | alive
+    starved = {series.slot_of(worker.worker_id): worker.starved for worker in status.workers}
+    names = {part.worker for part in seen.parts} | by_engine.keys() | starved.keys()
     return tuple(
-        _engine(name, seen, by_engine.get(name, [])) for name in sorted(names, key=_by_number)
+        _engine(name, seen, by_engine.get(name, []), starved.get(name))
+        for name in sorted(names, key=_by_number)
     )
 
 
-def _engine(name: str, seen: Seen, readings: Sequence[LiveReading]) -> EngineRow:
+def _engine(
+    name: str, seen: Seen, readings: Sequence[LiveReading], starved: str | None
+) -> EngineRow:
     mine = [part for part in seen.parts if part.worker == name]
     tokens = sum(part.tokens for part in mine)
     starts = [e for e in seen.history.engines if series.slot_of(e.worker_id) == name]
@@ -222,6 +227,7 @@ def _engine(name: str, seen: Seen, readings: Sequence[LiveReading]) -> EngineRow
         restarts=_restarts(name, seen),
         step_downs=happened["step_down"],
         plan=starts[-1].plan if starts else None,
+        starved=starved,
     )
 
 

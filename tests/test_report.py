@@ -17,6 +17,7 @@ from page_reading import CHROMIUM, Figure, browsed, parsed
 
 from jobs.report import main
 from jobs.status import as_json as status_json
+from pipeline import driver_lock
 from pipeline.checkpoint import begin_session, list_engine, publish, read_manifest, stage_part
 from pipeline.durations import duration
 from pipeline.live_estimate import folder_update
@@ -114,6 +115,19 @@ def test_sums_are_those_of_the_published_rows(folder: LocalFolder, report: Repor
     for engine in found.engines:
         mine = [row for row in rows if row["worker_id"].partition("r")[0] == engine.name]
         assert engine.rows == len(mine)
+
+
+def test_starved_engine_stands_there_with_what_it_is_short_of(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder)
+    live = json.loads(folder.read("live.json"))
+    live["workers"][1]["starved"] = "31 of 40 state slots are <taken>"
+    folder.write_whole("live.json", json.dumps(live).encode())
+    driver_lock.acquire(folder, driver_lock.this_process(), lambda _: None)
+    report = run_report(folder, now_s=BEGAN_AT_S + 7230)
+    told = [engine.starved for engine in report.figures.engines]
+    assert told == [None, "31 of 40 state slots are <taken>", None]
+    assert "starved: 31 of 40 state slots are &lt;taken&gt;" in report_page(report)
 
 
 def test_bars_stand_for_all_turns_and_the_limit_where_it_is(report: Report) -> None:
