@@ -190,7 +190,8 @@ def _as_launched(config: RunFile, launched: str | None) -> RunFile:
         del flags[place : place + 2]
     if config.engine.kind == "sglang" and not any("tp-size" in flag for flag in flags):
         flags += ["--tp-size", str(max(config.engine.gpus_per_worker, 1))]
-    fixed = {"allow_mtp": False, "allow_prefix_cache": False, "allow_attention_dp": False}
+    names = ("allow_mtp", "allow_prefix_cache", "allow_attention_dp", "allow_pipeline")
+    fixed = dict.fromkeys(names, False)
     return config.model_copy(
         update={
             "engine": config.engine.model_copy(update={"flags": flags}),

@@ -18,7 +18,7 @@ from pipeline.planner.throughput import rate_at
 from schemas.estimate import LiveReading
 from schemas.plan import NoSpeculation
 
-_OF_THE_STEP = ("rate model", "engine release")
+_OF_THE_STEP = ("rate model", "engine release", "pipeline stages")
 _OF_THE_CAP = "running requests"
 # assumed: how far a rate is off that a few readings of a filling engine give alone
 _ROUGH_LOG_SD = 0.5
