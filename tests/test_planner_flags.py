@@ -14,6 +14,7 @@ from pipeline.planner.launch_flags import (
 from pipeline.planner.launch_plan import RefusedPlan, plan_launch
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import find_model
+from pipeline.planner.parallel import layout_name
 from pipeline.planner.sglang_rules import rules_for
 from schemas.plan import LaunchPlan, ModelFacts
 
@@ -265,6 +266,18 @@ TREE = (
     "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4 "
     "--speculative-num-draft-tokens 8"
 )
+
+# --- layouts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("", "4"), ("--tp 2", "2"), ("--pp-size 2", "2-pp2"), ("--tp 1 --pp-size 4", "1-pp4"),
+     ("--pp-size 8", "1-pp8")],
+)  # fmt: skip
+def test_layout_of_a_launch_on_four_cards(line: str, name: str) -> None:
+    assert layout_name(parse(line), 4) == name
+
 
 # --- refusals ---------------------------------------------------------------------------------
 

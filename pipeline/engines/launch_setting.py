@@ -19,6 +19,7 @@ from pipeline.planner.launch_plan import ExpectedLengths
 from pipeline.planner.lengths import configured_lengths, longest_output
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import find_model, read_model
+from pipeline.planner.parallel import tensor_ranks_of
 from pipeline.planner.plan_rate import plan_tokens_per_s
 from pipeline.planner.rated_plans import Load, ranking_rate
 from pipeline.planner.search import Candidate, HardwareOption, SearchLimits, best_plans
@@ -110,7 +111,7 @@ def first_launch(
             base = given.changed({"context-length": str(setting.model.context_length)})
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
-            base = base.changed({"tp-size": str(setting.num_gpus)})
+            base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
         load = load_of(config)
         found = best_plans(
             setting.model,

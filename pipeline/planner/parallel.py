@@ -47,10 +47,14 @@ def parallel_of(flags: LaunchFlags) -> Parallel:
     )
 
 
-def layout_name(flags: LaunchFlags, tp_size: int = 1) -> str:
-    """How weights lie on the cards, `tp_size` where the flags leave it open: 4, or 1-pp4."""
-    stages = flags.number("pp-size") or 1
-    ranks = flags.number("tp-size") or tp_size
+def tensor_ranks_of(flags: LaunchFlags, num_gpus: int) -> int:
+    """Tensor-parallel ranks of one stage, if the launch takes all cards."""
+    return flags.number("tp-size") or max(num_gpus // (flags.number("pp-size") or 1), 1)
+
+
+def layout_name(flags: LaunchFlags, num_gpus: int = 1) -> str:
+    """How weights lie on the cards: 4, or 1-pp4."""
+    stages, ranks = flags.number("pp-size") or 1, tensor_ranks_of(flags, num_gpus)
     return f"{ranks}-pp{stages}" if stages > 1 else str(ranks)
 
 

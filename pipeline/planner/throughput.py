@@ -70,7 +70,7 @@ def rate_at(
     kept = accept_length or (assumed_accept_length(replica) if speculative else 1.0)
     step = decode_step(replica, running_requests, workload.context_tokens())
     decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
-    prefill = prefill_share_s(replica, running_requests, workload, step.step_s(), kept)
+    prefill = taken_by_a_prompt_s(replica, running_requests, workload, step.step_s(), kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
     spreads = rate_spreads(
@@ -96,7 +96,7 @@ def rate_at(
     )
 
 
-def prefill_share_s(
+def taken_by_a_prompt_s(
     replica: Replica, running_requests: float, workload: Workload, step_s: float, kept: float
 ) -> float:
     """Seconds that one prompt takes from the replica's decoding; stages share its prefill."""
