@@ -190,9 +190,9 @@ def _as_launched(config: RunFile, launched: str | None) -> RunFile:
     if "--max-running-requests" in flags:
         place = flags.index("--max-running-requests")
         del flags[place : place + 2]
-    given = parse_launch_line(flags)
-    if config.engine.kind == "sglang" and not given.has("tp-size"):
-        flags += ["--tp-size", str(tensor_ranks_of(given, config.engine.gpus_per_worker))]
+    if config.engine.kind == "sglang":
+        ranks = tensor_ranks_of(parse_launch_line(flags), config.engine.gpus_per_worker)
+        flags += [] if any("tp-size" in flag for flag in flags) else ["--tp-size", str(ranks)]
     names = ("allow_mtp", "allow_prefix_cache", "allow_attention_dp", "allow_pipeline")
     fixed = dict.fromkeys(names, False)
     return config.model_copy(
