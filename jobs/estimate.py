@@ -95,9 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--point", action="store_true")
     add("--model", metavar="NAME")
     add("--gpu", metavar="NAME")
-    add("--num-gpus", type=int, metavar="N", help="default: tp-size")
+    add("--num-gpus", type=int, metavar="N", help="default: tp-size x pp-size")
     add("--tp-size", type=int, default=1, metavar="T")
     add("--dp-size", type=int, default=1, metavar="D")
+    add("--pp-size", type=int, default=1, metavar="S", help="pipeline stages")
     add("--dtype", metavar="FORMAT", help="bf16, fp8, nvfp4, mxfp4, int4, …; default: by the name")
     add("--running-requests", type=float, metavar="B", help="over all GPUs")
     add("--input-tokens", type=float, metavar="P")
@@ -264,8 +265,11 @@ def _point(options: argparse.Namespace) -> str:
         PointQuery(
             model=options.model,
             gpu=options.gpu,
-            num_gpus=options.tp_size if options.num_gpus is None else options.num_gpus,
+            num_gpus=options.tp_size * options.pp_size
+            if options.num_gpus is None
+            else options.num_gpus,
             tp_size=options.tp_size,
+            pp_size=options.pp_size,
             dp_size=options.dp_size,
             dtype=options.dtype,
             running_requests=options.running_requests,
@@ -305,6 +309,8 @@ def _point_json(rate: "Rate") -> dict[str, Any]:
             "communication": step.communication_s,
             "overhead": step.overhead_s,
             "draft": step.draft_s,
+            "hand_over": step.hand_over_s,
+            "idle": step.idle_s,
         },
         "accept_length": rate.accept_length,
         "prefill_share": rate.prefill_share,

@@ -305,6 +305,7 @@ def _searched(options: argparse.Namespace) -> str:
             mtp=planner.allow_mtp,
             prefix_cache=planner.allow_prefix_cache,
             attention_dp=planner.allow_attention_dp,
+            pipeline=planner.allow_pipeline,
             kv_dtype=planner.allow_kv_dtype,
             state_dtype=planner.allow_state_dtype,
         ),
@@ -421,8 +422,21 @@ def _search_text(model: "ModelFacts", load: "Load", found: "RatedSearch") -> str
             f"{' '.join(plan.argv[2:])}"
         )
     best = found.plans[0].found.plan
-    return "\n".join([*lines, "", _break_even_text(found), "", "the best, in full", "",
-                      plan_text(best)])  # fmt: skip
+    told = [*lines, *_stages_text(found), "", _break_even_text(found)]
+    return "\n".join([*told, "", "the best, in full", "", plan_text(best)])
+
+
+def _stages_text(found: "RatedSearch") -> list[str]:
+    """Why plans with stages stand lower than their figures."""
+    from pipeline.planner.rated_plans import UNBACKED_SHARE
+
+    if all(item.replica.ranks.pp_size == 1 for item in found.plans):
+        return []
+    lower = f"{1 - UNBACKED_SHARE:.0%}"
+    return [
+        "",
+        f"--pp-size: no reading backs these rates; in the order they stand {lower} lower",
+    ]
 
 
 def _break_even_text(found: "RatedSearch") -> str:

@@ -12,7 +12,9 @@ from pipeline import checkpoint
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.intake import PROMPTS, FrozenPrompts, frozen_prompts
 from pipeline.live_log import READINGS_FILE, LiveLog, engine_seconds, read_live_log
+from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.lengths import LengthModel
+from pipeline.planner.parallel import tensor_ranks_of
 from pipeline.planner.prices import prices_of
 from pipeline.planner.run_estimate import PricedGroup, rated_group
 from pipeline.planner.run_update import DryRun, NoDryRun, Seen, run_update
@@ -188,9 +190,11 @@ def _as_launched(config: RunFile, launched: str | None) -> RunFile:
     if "--max-running-requests" in flags:
         place = flags.index("--max-running-requests")
         del flags[place : place + 2]
-    if config.engine.kind == "sglang" and not any("tp-size" in flag for flag in flags):
-        flags += ["--tp-size", str(max(config.engine.gpus_per_worker, 1))]
-    fixed = {"allow_mtp": False, "allow_prefix_cache": False, "allow_attention_dp": False}
+    if config.engine.kind == "sglang":
+        ranks = tensor_ranks_of(parse_launch_line(flags), config.engine.gpus_per_worker)
+        flags += [] if any("tp-size" in flag for flag in flags) else ["--tp-size", str(ranks)]
+    names = ("allow_mtp", "allow_prefix_cache", "allow_attention_dp", "allow_pipeline")
+    fixed = dict.fromkeys(names, False)
     return config.model_copy(
         update={
             "engine": config.engine.model_copy(update={"flags": flags}),

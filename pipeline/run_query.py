@@ -48,6 +48,7 @@ def estimate_query(
             mtp=planner.allow_mtp,
             prefix_cache=planner.allow_prefix_cache,
             attention_dp=planner.allow_attention_dp,
+            pipeline=planner.allow_pipeline,
             kv_dtype=planner.allow_kv_dtype,
             state_dtype=planner.allow_state_dtype,
         ),

@@ -328,6 +328,7 @@ class PlannerConfig(Section):
     allow_mtp: bool = True
     allow_prefix_cache: bool = True
     allow_attention_dp: bool = True
+    allow_pipeline: bool = True
     allow_kv_dtype: bool = False
     allow_state_dtype: bool = False
 

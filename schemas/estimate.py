@@ -95,12 +95,17 @@ class StepParts:
     communication_s: float
     overhead_s: float
     draft_s: float
+    hand_over_s: float = 0.0
+    """Activations from one pipeline stage to the next."""
+    idle_s: float = 0.0
+    """A pipeline stage waits: for a slower one, for requests, for the host. The parts above it are
+    then a mean stage's."""
 
     def step_s(self) -> float:
         """The whole step."""
         return (
             self.dense_s + self.experts_s + self.attention_s
-            + self.communication_s + self.overhead_s + self.draft_s
+            + self.communication_s + self.overhead_s + self.draft_s + self.hand_over_s + self.idle_s
         )  # fmt: skip
 
 
@@ -144,6 +149,7 @@ class ChosenPlan:
     gpu: str
     num_gpus: int
     tp_size: int
+    pp_size: int
     replicas: int
     mtp: bool
     num_draft_tokens: int

@@ -106,6 +106,7 @@ RTX_PRO_6000 = ChosenPlan(
     gpu="RTX PRO 6000 Blackwell",
     num_gpus=4,
     tp_size=1,
+    pp_size=1,
     replicas=4,
     mtp=False,
     num_draft_tokens=0,

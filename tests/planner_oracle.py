@@ -287,7 +287,7 @@ def _ours(case: Case, release: str) -> dict[str, Any]:
     rest = case.rest_gib * GIB
     states: NoStatePool | StatePool = NoStatePool(rest_bytes=rest)
     if isinstance(model.state, LinearState):
-        states = state_pool(model.state, rest, flags, settings, ranks, rules)
+        states = state_pool(model.state, rest, flags, settings, ranks, rules, model.layers)
         found["state_slots"] = states.slots
         if states.slots <= 0 or states.rest_bytes <= 0:
             return found | {"pool_fails": True}

@@ -354,9 +354,26 @@ def test_gpus_of_one_point_share_its_requests(capsys: pytest.CaptureFixture[str]
     assert two["tokens_per_s_per_gpu"] == one["tokens_per_s_per_gpu"]
 
 
+def test_stages_of_a_point_have_a_wider_band_and_parts_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    two = json.loads(printed(capsys, *POINT, "--pp-size", "2", "--json"))
+    plain = json.loads(printed(capsys, *POINT, "--tp-size", "2", "--json"))
+    assert two["log_sd"] ** 2 == pytest.approx(plain["log_sd"] ** 2 + 0.2**2)
+    assert two["running_requests_per_replica"] == 64
+    parts = two["step_parts_s"]
+    assert parts["hand_over"] > 0
+    assert parts["idle"] > 0
+    assert sum(parts.values()) == pytest.approx(two["step_s"])
+    assert "hand-over" in printed(capsys, *POINT, "--pp-size", "2")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        (("--pp-size", "2", "--num-gpus", "3"), "--pp-size: found 2; it must divide --num-gpus"),
+        (("--pp-size", "0"), "--pp-size: found 0; it must be at least 1"),
+        (("--pp-size", "2", "--mtp-accept-length", "2.6"), "PP + speculative decoding"),
         (("--running-requests", "0"), "--running-requests: found 0"),
         (("--tp-size", "2", "--num-gpus", "1"), "--tp-size: found 2"),
         (("--dtype", "fp3"), "--dtype: found 'fp3'; known: "),

@@ -137,3 +137,14 @@ def test_cap_is_what_the_pool_holds_at_the_mean_context() -> None:
     cap = found.plans[0].resident.cap_requests
     assert cap <= sized.pool.tokens / context
     assert cap * context * 65_536 / GIB < 130  # GiB of a 178 GiB card
+
+
+def test_stages_have_to_win_by_more_than_their_own_error() -> None:
+    # Over PCIe two stages read 25.6 GB once for each of two micro-batches, as two ranks do, and add
+    # nothing up between layers: they are rated higher, by less than e^0.20, which no reading backs.
+    found = search("Qwen/Qwen3.6-27B", "rtx-pro-6000", 4, SearchLimits(mtp=False))
+    ranks = [plan.replica.ranks for plan in found.plans]
+    staged = next(plan for plan in found.plans if plan.replica.ranks.pp_size == 2)
+    assert ranks[0].pp_size == 1
+    assert 1 < staged.tokens_per_s / found.plans[0].tokens_per_s < 1.22
+    assert staged.resident.rate.log_sd > found.plans[0].resident.rate.log_sd

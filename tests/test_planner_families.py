@@ -373,3 +373,28 @@ def test_config_that_lacks_what_its_family_is_made_of_is_refused(
     }
     with pytest.raises(PlanError, match=f"lacks '{lacking}'"):
         model_facts("m", dense)
+
+
+def test_pipeline_stages_are_priced_as_the_largest() -> None:
+    # 64 layers in 3 stages: 21, 21, 22. The last has 6 of 16 full layers, 2 x 4 heads x 256 x 2 B
+    # each, and at most 17 of 48 states of 3,207,168 B.
+    made = plan(facts("Qwen/Qwen3.6-27B"), "--pp-size 3 --disable-radix-cache")
+    assert made.kv_bytes_per_token == 6 * 2 * 4 * 256 * 2
+    assert made.state_bytes == (made.capacity.state_slots + 1) * 17 * 3_207_168
+
+
+def test_micro_batches_leave_requests_over() -> None:
+    line = "--pp-size 4 --max-running-requests 46 --disable-radix-cache"
+    made = plan(facts("Qwen/Qwen3.6-27B"), line)
+    assert made.capacity.max_running_requests == 46
+    assert made.requests_at_expected_length == 44
+    assert any("at most 11 requests: 44 of 46" in note for note in made.warnings)
+
+
+def test_states_of_a_pipeline_keep_one_tracking_slot() -> None:
+    # The overlap schedule is off: 3 + 1 slots a request instead of 3 + 2.
+    model = facts("Qwen/Qwen3.6-27B")
+    line = "--mamba-radix-cache-strategy extra_buffer"
+    one, four = plan(model, line).capacity, plan(model, f"{line} --pp-size 4").capacity
+    assert one.max_running_requests == one.state_slots // 5
+    assert four.max_running_requests == four.state_slots // 4

@@ -14,6 +14,7 @@ from pipeline.planner.launch_flags import (
 from pipeline.planner.launch_plan import RefusedPlan, plan_launch
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import find_model
+from pipeline.planner.parallel import layout_name
 from pipeline.planner.sglang_rules import rules_for
 from schemas.plan import LaunchPlan, ModelFacts
 
@@ -266,6 +267,18 @@ TREE = (
     "--speculative-num-draft-tokens 8"
 )
 
+# --- layouts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("", "4"), ("--tp 2", "2"), ("--pp-size 2", "2-pp2"), ("--tp 1 --pp-size 4", "1-pp4"),
+     ("--pp-size 8", "1-pp8")],
+)  # fmt: skip
+def test_layout_of_a_launch_on_four_cards(line: str, name: str) -> None:
+    assert layout_name(parse(line), 4) == name
+
+
 # --- refusals ---------------------------------------------------------------------------------
 
 
@@ -301,6 +314,26 @@ TREE = (
             "0.5.23",
             "divisible by page_size",
         ),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--pp-size 2", "0.5.23", "not compatible with this"),
+        (
+            "Qwen/Qwen3.6-27B",
+            "--pp-size 2 --speculative-algorithm EAGLE",
+            "0.5.23",
+            "only supported on prefill nodes",
+        ),
+        (
+            "Qwen/Qwen3.6-27B",
+            "SGLANG_ENABLE_PP_SPEC=1 --pp-size 2 --speculative-algorithm NGRAM",
+            "0.5.23",
+            "only supports EAGLE",
+        ),
+        (
+            "Qwen/Qwen3.6-27B",
+            "--pp-size 2 --mamba-radix-cache-strategy extra_buffer_lazy",
+            "0.5.23",
+            "requires the overlap schedule",
+        ),
+        ("Qwen/Qwen3-0.6B", "--pp-size 32", "0.5.23", "too few for 32 pipeline stages"),
     ],
 )
 def test_what_sglang_refuses_is_told(name: str, line: str, version: str, message: str) -> None:
@@ -316,6 +349,11 @@ def test_a_longer_context_may_be_allowed() -> None:
 
 def test_prefix_cache_with_speculation_is_allowed_from_0_5_14() -> None:
     assert settings("Qwen/Qwen3.6-27B", "--speculative-algorithm EAGLE", "h200", "0.5.14")
+
+
+def test_drafts_in_stages_are_taken_where_the_environment_allows_them() -> None:
+    line = "SGLANG_ENABLE_PP_SPEC=1 --pp-size 2 --speculative-algorithm EAGLE"
+    assert settings("Qwen/Qwen3.6-27B", line).settings.pp_size == 2
 
 
 # --- names by release -------------------------------------------------------------------------

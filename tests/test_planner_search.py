@@ -118,6 +118,23 @@ def test_ranks_of_the_run_file_are_kept() -> None:
         assert found.plan.settings.tp_size == 2
 
 
+def test_stages_are_tried_over_pcie_and_left_out_where_they_cannot_be() -> None:
+    def stages(gpu: str, line: str = "", **limits: bool) -> set[int]:
+        found = search("Qwen/Qwen3.6-27B", option(gpu, 4), limits=SearchLimits(**limits), line=line)
+        return {item.plan.settings.pp_size for item in found}
+
+    assert stages("rtx-pro-6000") == {1, 2, 4}
+    assert stages("rtx-pro-6000", pipeline=False) == {1}
+    assert stages("h100") == {1}
+    assert stages("rtx-pro-6000", "--tp-size 2") == {1}
+    assert stages("rtx-pro-6000", "--pp-size 2") == {2}
+
+
+def test_models_without_stages_are_not_tried_with_them() -> None:
+    found = search("Qwen/Qwen3-Next-80B-A3B-Instruct", option("rtx-pro-6000", 4))
+    assert {item.plan.settings.pp_size for item in found} == {1}
+
+
 def test_replicas_are_not_asked_for_by_hand() -> None:
     with pytest.raises(PlanError, match="--dp-size multiplies the cards"):
         search("Qwen/Qwen3.6-27B", option("rtx-pro-6000", 4), line="--dp-size 2")

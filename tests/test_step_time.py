@@ -58,3 +58,50 @@ def test_old_releases_launch_layers_and_multiply_fp8_experts_slower() -> None:
     layers_s = new.overhead_s - FITTED.step_s
     assert old.overhead_s - FITTED.step_s == pytest.approx(layers_s * FITTED.old_layer)
     assert old.dense_s == new.dense_s
+
+
+# Llama-3.1-70B over four stages of one RTX PRO 6000 each, 48 requests in 4 micro-batches of 12.
+STAGED = {
+    "model": "meta-llama/Meta-Llama-3.1-70B", "num_gpus": 4, "tp_size": 1, "pp_size": 4,
+    "dtype": "bf16",
+}  # fmt: skip
+
+
+def test_stage_reads_its_layers_once_for_each_micro_batch() -> None:
+    step = decode_step(replica(**STAGED), 48, 0)
+    # 80 layers of 855.7 M parameters and a head of 128,256 x 8,192: 20 layers and a quarter of the
+    # head on a mean stage, (20 x 855.7 M + 262.7 M) x 2 B = 34.75 GB, read for 4 micro-batches.
+    read_s = 4 * 34.75e9 / (1.792e12 * FITTED.weight_stream)
+    assert step.dense_s == pytest.approx(read_s, rel=0.02)
+    # A step of its own on every stage, for every micro-batch, and 20 layers of launches.
+    assert step.overhead_s == pytest.approx(4 * (FITTED.step_s + 20 * FITTED.layer_s), rel=0.01)
+    assert step.communication_s == 0
+
+
+def test_last_stage_has_the_head_and_the_others_wait_for_it() -> None:
+    step = decode_step(replica(**STAGED), 48, 0)
+    # 128,256 x 8,192 x 2 B = 2.10 GB: 1.39 ms more on the last stage, three quarters of it over the
+    # mean, four times a round: 4.18 ms, longer than the host's turn of 3 ms.
+    assert step.idle_s == pytest.approx(4 * 0.75 * 2.101e9 / (1.792e12 * 0.841), rel=0.02)
+
+
+def test_stages_hand_over_two_tensors() -> None:
+    step = decode_step(replica(**STAGED), 48, 0)
+    # 2 tensors x 12 requests x 8,192 x 2 B = 393 KB at 50 GB/s x 0.628: 12.5 us beside two
+    # latencies of 39.5 us; four micro-batches
+    assert step.hand_over_s == pytest.approx(4 * (2 * 39.5e-6 + 12.5e-6), rel=0.01)
+
+
+def test_one_request_keeps_one_stage_busy_at_a_time() -> None:
+    staged = decode_step(replica(**STAGED), 1, 0)
+    assert staged.idle_s > 2.9 * (staged.step_s() - staged.idle_s)
+    # Two requests take the same round, and give twice the tokens.
+    assert decode_step(replica(**STAGED), 2, 0).step_s() == pytest.approx(staged.step_s(), rel=1e-3)
+
+
+def test_tensor_ranks_of_a_stage_add_up_its_layers_alone() -> None:
+    two_by_two = {**STAGED, "tp_size": 2, "pp_size": 2}
+    step = decode_step(replica(**two_by_two), 48, 0)
+    whole = decode_step(replica(**{**STAGED, "tp_size": 2, "pp_size": 1}), 24, 0)
+    # Two micro-batches of 24 over 40 of 80 layers: the same all-reduces a round.
+    assert step.communication_s == pytest.approx(whole.communication_s)

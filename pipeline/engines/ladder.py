@@ -13,6 +13,7 @@ from pipeline.engines.failure_wordings import CauseKind
 from pipeline.engines.launch_log import Cause
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.launch_plan import ExpectedLengths, plan_launch
+from pipeline.planner.parallel import layout_name
 from schemas.plan import (
     Calibration,
     Gpu,
@@ -221,8 +222,8 @@ class _Forecasts:
 
     setting: Setting
     calibration: Calibration | None
-    ranks: int
-    """Tensor-parallel ranks of the launch that was measured: another layout is not."""
+    layout: str
+    """Of the launch that was measured: another layout is not."""
     _made: dict[tuple[str, ...], LaunchPlan | None] = field(default_factory=dict)
 
     def of(self, flags: LaunchFlags) -> LaunchPlan | None:
@@ -242,7 +243,7 @@ class _Forecasts:
             flags,
             version=setting.version,
             lengths=setting.lengths,
-            calibration=self.calibration if _ranks(flags) == self.ranks else None,
+            calibration=self.calibration if layout_name(flags) == self.layout else None,
             with_advice=False,
         )
         return plan if isinstance(plan, LaunchPlan) else None
@@ -252,11 +253,7 @@ def _forecasts(last: Tried, setting: Setting, calibration: Calibration | None) -
     if calibration is not None:
         # Graphs of a launch that failed among them are not all of its graphs.
         calibration = replace(calibration, graph_bytes=None)
-    return _Forecasts(setting, calibration, _ranks(last.flags))
-
-
-def _ranks(flags: LaunchFlags) -> int:
-    return flags.number("tp-size") or 1
+    return _Forecasts(setting, calibration, layout_name(last.flags))
 
 
 # -- steps that the planner prices
@@ -400,7 +397,8 @@ def _cache_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes
 def _rank_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
     model = setting.model
     for ranks in _RANKS:
-        if model is None or not settings.tp_size < ranks <= setting.num_gpus:
+        at_most = setting.num_gpus // settings.pp_size
+        if model is None or not settings.tp_size < ranks <= at_most:
             continue
         if model.heads % ranks == 0 and (
             not isinstance(model.ffn, Moe) or model.ffn.experts % ranks == 0

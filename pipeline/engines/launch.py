@@ -34,6 +34,7 @@ from pipeline.planner.calibration import (
 )
 from pipeline.planner.launch_flags import LaunchFlags, spelled_for
 from pipeline.planner.launch_plan import plan_launch
+from pipeline.planner.parallel import layout_name
 from pipeline.planner.sglang_rules import rules_for
 from pipeline.storage import Folder
 from schemas.config import RunFile
@@ -190,7 +191,7 @@ class Launch:
         plan = self._forecast(self._calibration)
         if measured is None or plan is None or found is None:
             return
-        name = self._calibration_name(measured, self._ranks())
+        name = self._calibration_name(measured, layout_name(self.flags) if self.flags else "1")
         first_here = not self.folder.exists(name)
         if first_here:
             self.folder.make(CALIBRATIONS)
@@ -232,7 +233,7 @@ class Launch:
             draft_weights_bytes=None,
             graph_bytes=None,
         )
-        name = self._calibration_name(wanted, flags.number("tp-size") or setting.num_gpus)
+        name = self._calibration_name(wanted, layout_name(flags, setting.num_gpus))
         if not self.folder.exists(name):
             return None
         try:
@@ -241,9 +242,9 @@ class Launch:
             self.log(f"event=warning {name} is left aside: {error}")
             return None
 
-    def _calibration_name(self, of: Calibration, ranks: int) -> str:
-        key = f"{of.model}|{of.gpu}|{of.release}|{ranks}"
-        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{of.model}-{of.gpu}-{of.release}-tp{ranks}")
+    def _calibration_name(self, of: Calibration, layout: str) -> str:
+        key = f"{of.model}|{of.gpu}|{of.release}|{layout}"
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{of.model}-{of.gpu}-{of.release}-tp{layout}")
         return f"{CALIBRATIONS}/{stem[:120]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
     def _forecast(self, calibration: Calibration | None) -> LaunchPlan | None:
@@ -255,9 +256,6 @@ class Launch:
             calibration=calibration, with_advice=False,
         )  # fmt: skip
         return plan if isinstance(plan, LaunchPlan) else None
-
-    def _ranks(self) -> int:
-        return (self.flags.number("tp-size") if self.flags else None) or 1
 
     def _num_dp_ranks(self) -> int:
         flags = self.flags

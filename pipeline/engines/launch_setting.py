@@ -19,8 +19,9 @@ from pipeline.planner.launch_plan import ExpectedLengths
 from pipeline.planner.lengths import configured_lengths, longest_output
 from pipeline.planner.model_facts import model_facts
 from pipeline.planner.model_files import find_model, read_model
+from pipeline.planner.parallel import tensor_ranks_of
 from pipeline.planner.plan_rate import plan_tokens_per_s
-from pipeline.planner.rated_plans import Load, candidate_rate
+from pipeline.planner.rated_plans import Load, ranking_rate
 from pipeline.planner.search import Candidate, HardwareOption, SearchLimits, best_plans
 from pipeline.planner.throughput import accept_odds
 from schemas.config import HardwareConfig, RunFile
@@ -119,7 +120,7 @@ def first_launch(
             base = given.changed({"context-length": str(context)})
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
-            base = base.changed({"tp-size": str(setting.num_gpus)})
+            base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
         load = load_of(config)
         found = best_plans(
             setting.model,
@@ -161,7 +162,7 @@ def _of_one_engine(candidate: Candidate, load: Load) -> float:
     """One engine takes all cards that it is given: copies of it do not count."""
     if not speed_known(candidate.launch.gpu):
         return candidate.requests_a_replica
-    return candidate_rate(candidate, load)
+    return ranking_rate(candidate, load)
 
 
 def _rate(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[Rate, str]:
@@ -213,6 +214,7 @@ def _limits(config: RunFile) -> SearchLimits:
         mtp=planner.allow_mtp,
         prefix_cache=planner.allow_prefix_cache,
         attention_dp=planner.allow_attention_dp,
+        pipeline=planner.allow_pipeline,
         kv_dtype=planner.allow_kv_dtype,
         state_dtype=planner.allow_state_dtype,
     )

@@ -19,6 +19,7 @@ from pipeline.planner.messages import (
     window_message,
 )
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.pipeline_stages import requests_at_once
 from pipeline.planner.sglang_rules import ReleaseRules
 from pipeline.planner.slack import SlackNeeds, slack_needs
 from pipeline.planner.state_pool import NoStatePool, StatePool, state_pool
@@ -90,6 +91,8 @@ class Sized:
     states: NoStatePool | StatePool
     pool: KvPool
     running: int
+    at_once: int
+    """Of `running`, those that a pipeline's micro-batches take; all where it has one stage."""
     limited_by: str
     slack_bytes: int
     needs: SlackNeeds
@@ -109,8 +112,9 @@ def assess(launch: Launch, available_delta_bytes: int = 0) -> Stopped | Sized:
     states: NoStatePool | StatePool = NoStatePool(rest_bytes=rest)
     if isinstance(launch.model.state, LinearState):
         states = state_pool(
-            launch.model.state, rest, launch.flags, launch.settings, launch.ranks, launch.rules
-        )
+            launch.model.state, rest, launch.flags, launch.settings, launch.ranks, launch.rules,
+            launch.model.layers,
+        )  # fmt: skip
     stopped = _sizing_failure(launch, load, rest, states)
     if stopped:
         return stopped
@@ -243,7 +247,7 @@ def _sized(launch: Launch, load: LoadFigures, states: NoStatePool | StatePool) -
         launch.model, launch.gpu, settings, launch.flags, launch.ranks, launch.rules, cost,
         pool.tokens, running,
     )  # fmt: skip
-    known = launch.calibration
+    known, ranks = launch.calibration, launch.ranks
     if known and known.graph_bytes is not None:
         needs = needs.with_logged_graphs(known.graph_bytes)
     return Sized(
@@ -252,6 +256,9 @@ def _sized(launch: Launch, load: LoadFigures, states: NoStatePool | StatePool) -
         states=states,
         pool=pool,
         running=running,
+        at_once=requests_at_once(
+            running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
+        ),
         limited_by=limited_by,
         slack_bytes=slack,
         needs=needs,

@@ -143,7 +143,9 @@ def price_date(price: Price) -> str:
 
 def plan_layout(plan: ChosenPlan) -> str:
     """TP 1 x 7 replicas."""
-    return f"TP {plan.tp_size} x {plan.replicas} replica{'' if plan.replicas == 1 else 's'}"
+    stages = f" x PP {plan.pp_size}" if plan.pp_size > 1 else ""
+    replicas = f"{plan.replicas} replica{'' if plan.replicas == 1 else 's'}"
+    return f"TP {plan.tp_size}{stages} x {replicas}"
 
 
 def plan_switches(plan: ChosenPlan) -> str:
@@ -169,6 +171,8 @@ def step_parts(step: StepParts) -> tuple[tuple[str, float], ...]:
         ("communication", step.communication_s),
         ("overhead", step.overhead_s),
         ("drafts", step.draft_s),
+        ("hand-over", step.hand_over_s),
+        ("idle", step.idle_s),
     )
     return tuple((name, seconds) for name, seconds in parts if seconds)
 

@@ -30,9 +30,23 @@ def launch_warnings(launch: Launch, outcome: Stopped | Sized) -> tuple[str, ...]
             "the draft's KV is not priced by the pool and comes out of the slack; passing "
             "--speculative-draft-model-path with the model's own path has it priced"
         )
+    notes += _micro_batches(launch, outcome)
     if launch.gpu.unified_memory:
         notes.append("unified memory: the system's killer can end a launch that the card holds")
     return tuple(notes)
+
+
+def _micro_batches(launch: Launch, outcome: Stopped | Sized) -> list[str]:
+    ranks = launch.ranks
+    if ranks.pp_size == 1 or isinstance(outcome, Stopped):
+        return []
+    each = ranks.largest_micro_batch or max(outcome.running // ranks.pp_size, 1)
+    note = (
+        f"{ranks.pp_size} pipeline stages take {ranks.micro_batches} micro-batches of at most "
+        f"{each} requests: {outcome.at_once} of {outcome.running} run at once, without the overlap "
+        f"schedule"
+    )
+    return [note]
 
 
 def _indexer(launch: Launch, outcome: Stopped | Sized) -> list[str]:

@@ -7,6 +7,7 @@ SGLang model_executor/pool_configurator.py, 0.5.23; release differences come fro
 from dataclasses import dataclass
 
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.pipeline_stages import largest_share
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     BlockSparseCache,
@@ -77,8 +78,8 @@ def token_cost(
     element = element_bytes(settings.kv_cache_dtype)
     if isinstance(model.cache, CompressedCache):
         ratio = 0.1 if swa_ratio is None else swa_ratio
-        return _compressed_cost(model.cache, settings, ranks, rules, ratio)
-    stage = 1 / ranks.pp_size
+        return _compressed_cost(model, model.cache, settings, ranks, rules, ratio)
+    stage = _stage(model, ranks)
     target = layout_bytes(model.cache, ranks, element, settings) * stage
     if isinstance(model.cache, SparseMlaCache) and not rules.shared_index_elided:
         reused = model.cache.layers - model.cache.index_layers
@@ -89,7 +90,7 @@ def token_cost(
     if capped is not None:
         return capped
     if isinstance(model.cache, SlidingCache):
-        swa = gqa_bytes(model.cache.window, ranks, element) * stage
+        swa = gqa_bytes(model.cache.window, ranks, element) * _window_stage(model, ranks)
         target += ratio * swa
     priced, unpriced = _draft_cost(model, settings, ranks, rules, target, element)
     return TokenCost(
@@ -101,6 +102,18 @@ def token_cost(
         swa_fixed_tokens=0,
         spare_bytes=target,
     )
+
+
+def _stage(model: ModelFacts, ranks: Parallel) -> float:
+    """The largest pipeline stage's part of the layers that keep all tokens."""
+    cache = model.cache
+    layers = cache.full.layers if isinstance(cache, SlidingCache) else cache.layers
+    return largest_share(layers, model.layers, ranks.pp_size)
+
+
+def _window_stage(model: ModelFacts, ranks: Parallel) -> float:
+    assert isinstance(model.cache, SlidingCache)
+    return largest_share(model.cache.window.layers, model.layers, ranks.pp_size)
 
 
 def kv_pool(cost: TokenCost, budget_bytes: int, settings: PlanSettings) -> KvPool:
@@ -196,8 +209,8 @@ def _request_capped(
     rows = each * max(1, requests // ranks.attention_dp_size)
     rows += 2 * settings.chunked_prefill_size + page
     rows = -(-rows // page) * page
-    window = gqa_bytes(cache.window, ranks, element) / ranks.pp_size
-    full = gqa_bytes(cache.full, ranks, element) / ranks.pp_size
+    window = gqa_bytes(cache.window, ranks, element) * _window_stage(model, ranks)
+    full = gqa_bytes(cache.full, ranks, element) * _stage(model, ranks)
     return TokenCost(
         priced_bytes=full,
         unpriced_draft_bytes=0.0,
@@ -278,6 +291,7 @@ def v4_slot_bytes(ratio: int) -> float:
 
 
 def _compressed_cost(
+    model: ModelFacts,
     cache: CompressedCache,
     settings: PlanSettings,
     ranks: Parallel,
@@ -293,14 +307,15 @@ def _compressed_cost(
         price = _compressed_paged if rules.v4_padded_pages else _compressed_plain
         full, swa = price(cache, speculative=speculative, swa_ratio=swa_ratio)
         fixed = _c128_fixed_bytes(cache, settings, ranks, speculative=speculative)
+    stage = _stage(model, ranks)
     return TokenCost(
-        priced_bytes=full / ranks.pp_size,
+        priced_bytes=full * stage,
         unpriced_draft_bytes=0.0,
-        fixed_bytes=fixed // ranks.pp_size,
+        fixed_bytes=int(fixed * stage),
         swa_ratio=swa_ratio,
-        swa_bytes=swa / ranks.pp_size,
+        swa_bytes=swa * stage,
         swa_fixed_tokens=0,
-        spare_bytes=full / ranks.pp_size,
+        spare_bytes=full * stage,
     )
 
 

@@ -161,7 +161,7 @@ def requests_at(outcome: Stopped | Sized, lengths: ExpectedLengths) -> int:
     """Requests of the expected length that one data-parallel rank holds at once."""
     if isinstance(outcome, Stopped):
         return 0
-    return min(outcome.running, int(outcome.pool.tokens // max(lengths.held_tokens(), 1)))
+    return min(outcome.at_once, int(outcome.pool.tokens // max(lengths.held_tokens(), 1)))
 
 
 def _capacity(outcome: Stopped | Sized) -> Capacity:

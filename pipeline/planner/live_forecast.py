@@ -13,12 +13,11 @@ from pipeline.planner.rate_errors import ACCEPT_LENGTH_SD
 from pipeline.planner.rate_groups import RateGroup, Spread
 from pipeline.planner.rated_plans import Load
 from pipeline.planner.run_estimate import RatedGroup
-from pipeline.planner.step_time import prefill_s
-from pipeline.planner.throughput import rate_at
+from pipeline.planner.throughput import rate_at, taken_by_a_prompt_s
 from schemas.estimate import LiveReading
 from schemas.plan import NoSpeculation
 
-_OF_THE_STEP = ("rate model", "engine release")
+_OF_THE_STEP = ("rate model", "engine release", "pipeline stages")
 _OF_THE_CAP = "running requests"
 # assumed: how far a rate is off that a few readings of a filling engine give alone
 _ROUGH_LOG_SD = 0.5
@@ -35,6 +34,7 @@ def forecast_of(rated: RatedGroup, load: Load) -> Forecast:
         return rate_at(replica, running_requests, work, accept_length=accept).tokens_per_s
 
     usual = rate_at(replica, running, work, accept_length=accept)
+    prompt_s = taken_by_a_prompt_s(replica, running, work, usual.step.step_s(), usual.accept_length)
     sds = {spread.name: spread.log_sd for spread in rated.rate.spreads}
     drafts = not isinstance(replica.settings.speculation, NoSpeculation)
     return Forecast(
@@ -42,7 +42,7 @@ def forecast_of(rated: RatedGroup, load: Load) -> Forecast:
         tokens_per_s_at=tokens_per_s_at,
         accept_length=usual.accept_length if drafts else None,
         prefill_share=usual.prefill_share,
-        prefill_s_per_token=prefill_s(replica, work.prompt_tokens_mean) / work.prompt_tokens_mean,
+        prefill_s_per_token=prompt_s / work.prompt_tokens_mean,
         mean_residence_s=work.output_tokens_mean * running / usual.tokens_per_s,
         rate_log_sd=_together(sd for name, sd in sds.items() if name != _OF_THE_CAP),
         step_log_sd=_together(sds.get(name, 0.0) for name in _OF_THE_STEP),

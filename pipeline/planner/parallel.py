@@ -11,6 +11,10 @@ class Parallel:
 
     tp_size: int
     pp_size: int
+    micro_batches: int
+    """That go round the pipeline's stages: one for each, and the async depth."""
+    largest_micro_batch: int | None
+    """Requests of one; None where the running requests are shared out evenly."""
     attention_dp_size: int
     attention_tp_size: int
     dcp_size: int
@@ -27,9 +31,12 @@ def parallel_of(flags: LaunchFlags) -> Parallel:
     adp = dp if flags.has("enable-dp-attention") else 1
     adp = max(flags.number("attn-dp-size") or adp, 1)
     cp = max(flags.number("attn-cp-size") or 1, 1)
+    pp = max(flags.number("pp-size") or 1, 1)
     return Parallel(
         tp_size=tp,
-        pp_size=max(flags.number("pp-size") or 1, 1),
+        pp_size=pp,
+        micro_batches=pp + (flags.number("pp-async-batch-depth") or 0) if pp > 1 else 1,
+        largest_micro_batch=flags.number("pp-max-micro-batch-size"),
         attention_dp_size=adp,
         attention_tp_size=max(tp // adp // cp, 1),
         dcp_size=max(flags.number("dcp-size") or 1, 1),
@@ -38,3 +45,22 @@ def parallel_of(flags: LaunchFlags) -> Parallel:
         redundant_experts=flags.number("ep-num-redundant-experts") or 0,
         dp_lm_head=flags.has("enable-dp-lm-head"),
     )
+
+
+def tensor_ranks_of(flags: LaunchFlags, num_gpus: int) -> int:
+    """Tensor-parallel ranks of one stage, if the launch takes all cards."""
+    return flags.number("tp-size") or max(num_gpus // (flags.number("pp-size") or 1), 1)
+
+
+def layout_name(flags: LaunchFlags, num_gpus: int = 1) -> str:
+    """How weights lie on the cards: 4, or 1-pp4."""
+    stages, ranks = flags.number("pp-size") or 1, tensor_ranks_of(flags, num_gpus)
+    return f"{ranks}-pp{stages}" if stages > 1 else str(ranks)
+
+
+def no_overlap(flags: LaunchFlags) -> bool:
+    """Whether the scheduler waits for each step: a pipeline's always does.
+
+    overrides.py: _pipeline_parallel_overlap_disable, 0.5.23.
+    """
+    return flags.has("disable-overlap-schedule") or (flags.number("pp-size") or 1) > 1

@@ -142,9 +142,10 @@ def plan_text(plan: LaunchPlan | RefusedPlan) -> str:
         tracked = plan_text(plan.with_tracked_states)
         return f"{text}\n\nwith --mamba-scheduler-strategy extra_buffer\n\n{tracked}"
     settings = plan.settings
+    stages = f" x PP {settings.pp_size}" if settings.pp_size > 1 else ""
     head = (
-        f"{plan.model} on {plan.gpu}, SGLang {plan.release_profile}, TP {settings.tp_size}, "
-        f"mem_fraction_static {settings.mem_fraction_static:.3f}"
+        f"{plan.model} on {plan.gpu}, SGLang {plan.release_profile}, TP {settings.tp_size}"
+        f"{stages}, mem_fraction_static {settings.mem_fraction_static:.3f}"
         f"{'' if settings.mem_fraction_given else ' (default)'}"
     )
     parts = [head, "", *_budget_lines(plan), "", *_verdict_lines(plan)]

@@ -3,6 +3,7 @@
 from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.parallel import parallel_of
+from pipeline.planner.pipeline_stages import requests_at_once
 from pipeline.planner.rated_plans import Load
 from pipeline.planner.resident import occupancy
 from pipeline.planner.state_pool import slot_bytes, ssm_dtype
@@ -17,7 +18,11 @@ def plan_tokens_per_s(plan: LaunchPlan, model: ModelFacts, gpu: Gpu, load: Load)
     ranks = parallel_of(flags)
     work = load.workload()
     held = int(plan.capacity.max_total_num_tokens / max(work.context_tokens(), 1.0))
-    cap = min(plan.capacity.max_running_requests, held) * ranks.attention_dp_size
+    at_once = requests_at_once(
+        plan.capacity.max_running_requests, ranks.pp_size, ranks.micro_batches,
+        ranks.largest_micro_batch,
+    )  # fmt: skip
+    cap = min(at_once, held) * ranks.attention_dp_size
     if cap < 1:
         return 0.0
     slot = 0.0

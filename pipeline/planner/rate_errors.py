@@ -42,6 +42,9 @@ CLASS_ERRORS: Mapping[RateClass, ClassError] = {
 UNMEASURED_PAIR = 1.25
 RUNNING_REQUESTS_SD = 0.15  # the cap is computed, not read from the engine's log. fitted, as above
 ACCEPT_LENGTH_SD = 0.12  # assumed: 2.2 to 3.0 about 2.6 in eight cases of ten
+PIPELINE_SD = (
+    0.20  # assumed: no reading with stages; hand-over, host and bubbles are reckoned alone
+)
 RELEASE_SD = 0.10  # readings of one setting differ by up to 22 % between releases, p90
 
 
@@ -65,6 +68,7 @@ def rate_spreads(
     accept_measured: bool,
     release: str,
     release_measured: bool,
+    stages: int = 1,
     class_errors: Mapping[RateClass, ClassError] = CLASS_ERRORS,
 ) -> tuple[Spread, ...]:
     """All that may make the rate another. `accept_length` is None where MTP is off."""
@@ -87,6 +91,16 @@ def rate_spreads(
                 source="assumed: thinking at temperature 1, 3 draft steps",
                 measure="the accept length that the engine logs, over 15 minutes of these prompts",
                 log_sd=ACCEPT_LENGTH_SD,
+            )
+        )
+    if stages > 1:
+        spreads.append(
+            Spread(
+                name="pipeline stages",
+                value=f"{stages} stages ± {100 * PIPELINE_SD:.0f} %",
+                source="assumed: no reading with stages is among those fitted to",
+                measure="15 minutes of the run with these stages, and without them",
+                log_sd=PIPELINE_SD,
             )
         )
     if not release_measured:

@@ -30,6 +30,7 @@ class PointQuery:
     gpu: str
     num_gpus: int
     tp_size: int
+    pp_size: int = 1
     dp_size: int = 1
     dtype: str | None = None
     running_requests: float
@@ -79,6 +80,8 @@ def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
     tp, adp, replicas = _layout(query, model)
     # Prompts of a batch job are distinct: a prefix cache would hold nothing of use.
     words = ["--model-path", query.model, "--tp-size", str(tp), "--disable-radix-cache"]
+    if query.pp_size > 1:
+        words += ["--pp-size", str(query.pp_size)]
     if adp > 1:
         words += ["--dp-size", str(adp), "--enable-dp-attention"]
     if query.attention_backend is not None:
@@ -113,8 +116,9 @@ def _speculative_words(draft_tokens: int) -> list[str]:
 
 def _check(query: PointQuery) -> None:
     for name, value, least in (
-        ("--num-gpus", query.num_gpus, 1),
         ("--tp-size", query.tp_size, 1),
+        ("--pp-size", query.pp_size, 1),
+        ("--num-gpus", query.num_gpus, 1),
         ("--dp-size", query.dp_size, 1),
         ("--input-tokens", query.input_tokens, 0),
         ("--output-tokens", query.output_tokens, 1),
@@ -126,6 +130,10 @@ def _check(query: PointQuery) -> None:
     if query.tp_size > query.num_gpus:
         raise PlanError(
             f"--tp-size: found {query.tp_size}; it must not exceed --num-gpus, {query.num_gpus}"
+        )
+    if query.num_gpus % query.pp_size:
+        raise PlanError(
+            f"--pp-size: found {query.pp_size}; it must divide --num-gpus, {query.num_gpus}"
         )
     drafts, accepted = query.num_draft_tokens, query.accept_length
     if drafts is not None and drafts < 2:
@@ -171,21 +179,23 @@ def _published(model: str) -> str:
 
 
 def _layout(query: PointQuery, model: ModelFacts) -> tuple[int, int, int]:
-    """Ranks of one launch, attention ranks among them, and copies."""
+    """Ranks of one stage, attention ranks among them, and copies of all stages."""
     tp, dp = query.tp_size, query.dp_size
+    num_gpus = query.num_gpus // query.pp_size
     shared = dp > 1 and isinstance(model.ffn, Moe)
-    if shared and query.num_gpus == tp * dp:
+    if shared and num_gpus == tp * dp:
         # Attention in `dp` groups of `tp` ranks, experts over all of them.
         tp *= dp
     elif shared and dp <= tp and tp % dp == 0:
         pass  # SGLang's own words: dp attention ranks inside tp
-    elif dp > 1 and query.num_gpus == tp * dp:
+    elif dp > 1 and num_gpus == tp * dp:
         dp = 1  # copies of a dense model, each on ranks of its own
     elif dp > 1:
         raise PlanError(
             f"--dp-size: found {dp}; expected a divisor of --tp-size {tp} for a model with "
             f"experts, or --num-gpus = {tp} x {dp}"
         )
-    if query.num_gpus % tp:
-        raise PlanError(f"--num-gpus: found {query.num_gpus}; expected a multiple of {tp} ranks")
-    return tp, dp, query.num_gpus // tp
+    if num_gpus % tp:
+        ranks = tp * query.pp_size
+        raise PlanError(f"--num-gpus: found {query.num_gpus}; expected a multiple of {ranks} ranks")
+    return tp, dp, num_gpus // tp

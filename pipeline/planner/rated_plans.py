@@ -4,6 +4,7 @@ MTP on or off is one of the choices: each is rated at the batch that memory leav
 the verify states cost in requests is set against what accepted drafts give.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from pipeline.planner.fitted_kernels import FITTED
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.launch_plan import ExpectedLengths
 from pipeline.planner.lengths import LengthModel
+from pipeline.planner.rate_errors import PIPELINE_SD
 from pipeline.planner.resident import Resident, resident
 from pipeline.planner.search import (
     Candidate,
@@ -27,6 +29,8 @@ from schemas.estimate import RateCurve, RatePoint
 from schemas.plan import Calibration, ModelFacts, NoSpeculation
 
 _HIGHEST_BREAK_EVEN = 4096
+# One standard deviation down.
+UNBACKED_SHARE = math.exp(-PIPELINE_SD)
 _CURVE_POINTS = 24
 
 
@@ -105,7 +109,7 @@ def rated_search(
 
     def rank(candidate: Candidate) -> float:
         option = candidate.hardware
-        rate = candidate.replicas * _resident(candidate, load).rate.tokens_per_s
+        rate = candidate.replicas * ranking_rate(candidate, load)
         return rate / (option.count * prices[option.gpu.name]) if priced else rate
 
     lengths = load.expected()
@@ -127,9 +131,13 @@ def rated_search(
     return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
 
 
-def candidate_rate(candidate: Candidate, load: Load) -> float:
-    """Tokens/s of one replica of a candidate."""
-    return _resident(candidate, load).rate.tokens_per_s
+def ranking_rate(candidate: Candidate, load: Load) -> float:
+    """Tokens/s of one replica, as it stands against others.
+
+    Stages, which no reading backs, have to win by more than what their own error may take.
+    """
+    rate = _resident(candidate, load).rate.tokens_per_s
+    return rate * UNBACKED_SHARE if candidate.launch.ranks.pp_size > 1 else rate
 
 
 def _rated(

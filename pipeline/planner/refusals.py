@@ -5,7 +5,8 @@ reads the release table.
 """
 
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.sglang_rules import OLDEST, ReleaseRules
+from pipeline.planner.parallel import no_overlap
+from pipeline.planner.sglang_rules import OLDEST, ReleaseRules, no_stages
 from schemas.plan import (
     CompressedCache,
     LinearState,
@@ -19,6 +20,7 @@ def refusal_message(
     flags: LaunchFlags,
     model: ModelFacts,
     rules: ReleaseRules,
+    pp_size: int,
     tp_size: int,
     attention_dp_size: int,
     attention_tp_size: int,
@@ -31,6 +33,7 @@ def refusal_message(
     return (
         _numbers(flags)
         or _parallel(model, tp_size, attention_dp_size, attention_tp_size)
+        or _pipeline(flags, model, rules, pp_size, attention_dp_size, speculation)
         or _context(flags, model)
         or _speculative(flags, model, rules, speculation, page_size, backend)
         or _states(flags, model, rules, speculation, mamba_strategy, page_size, backend)
@@ -80,6 +83,51 @@ def _parallel(
             f"AssertionError: {model.kv_heads} key-value heads do not divide over "
             f"the attention tensor-parallel size {attention_tp_size}"
         )
+    return ""
+
+
+def _pipeline(
+    flags: LaunchFlags,
+    model: ModelFacts,
+    rules: ReleaseRules,
+    pp_size: int,
+    attention_dp_size: int,
+    speculation: NoSpeculation | Speculation,
+) -> str:
+    """validation_hook.py: check_pipeline_parallel_compat; model_runner.py: support_pp."""
+    if pp_size == 1:
+        return ""
+    if (flags.number("attn-cp-size") or 1) > 1:
+        return "PP is not supported with context parallelism"
+    if (flags.number("pp-max-micro-batch-size") or 1) < 1:
+        found = flags.number("pp-max-micro-batch-size")
+        return f"pp_max_micro_batch_size must be a positive integer or None, got {found}"
+    if model.layers < pp_size:
+        return f"{model.layers} layers are too few for {pp_size} pipeline stages"
+    if no_stages(model.architecture, rules):
+        return "AssertionError: Pipeline Parallel is not compatible with this model."
+    return _drafted_in_stages(flags, attention_dp_size, speculation)
+
+
+def _drafted_in_stages(
+    flags: LaunchFlags, attention_dp_size: int, speculation: NoSpeculation | Speculation
+) -> str:
+    if isinstance(speculation, NoSpeculation):
+        return ""
+    if speculation.algorithm != "EAGLE":
+        return (
+            "Pipeline parallelism currently only supports EAGLE (non-multi-layer) speculative "
+            "decoding"
+        )
+    if not flags.switched_on("SGLANG_ENABLE_PP_SPEC"):
+        if flags.text("disaggregation-mode") == "prefill":
+            return ""
+        return (
+            "PP + speculative decoding (MTP) is only supported on prefill nodes "
+            "(disaggregation-mode=prefill)"
+        )
+    if attention_dp_size > 1:
+        return "SGLANG_ENABLE_PP_SPEC is not compatible with attention DP (--attn-dp-size)"
     return ""
 
 
@@ -177,8 +225,6 @@ def _tracking(flags: LaunchFlags, speculation: NoSpeculation | Speculation, page
         )
     if interval % page_size:
         return f"mamba_track_interval {interval} must be divisible by page_size {page_size}"
-    if flags.has("disable-overlap-schedule") and flags.text("mamba-radix-cache-strategy") == (
-        "extra_buffer_lazy"
-    ):
+    if no_overlap(flags) and flags.text("mamba-radix-cache-strategy") == "extra_buffer_lazy":
         return "Lazy extra buffer requires the overlap schedule"
     return ""

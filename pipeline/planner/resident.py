@@ -35,7 +35,7 @@ class Resident:
 def cap_of(sized: Sized, model: ModelFacts, context_tokens: float) -> tuple[int, str]:
     """Requests of one attention rank, and what limits them."""
     context = max(context_tokens, 1.0)
-    limits = [(sized.running, sized.limited_by), (int(sized.pool.tokens / context), "KV pool")]
+    limits = [(sized.at_once, sized.limited_by), (int(sized.pool.tokens / context), "KV pool")]
     if isinstance(model.cache, SlidingCache) and sized.pool.swa_tokens:
         window = min(context, model.cache.window_tokens)
         limits.append((int(sized.pool.swa_tokens / max(window, 1.0)), "window pool"))

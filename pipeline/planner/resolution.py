@@ -46,8 +46,8 @@ def resolved(
     strategy = mamba_strategy(flags, model, rules)
     backend, page = _backend_and_page(flags, model, gpu, rules, speculation)
     message = refusal_message(
-        flags, model, rules, ranks.tp_size, ranks.attention_dp_size, ranks.attention_tp_size,
-        speculation, strategy, page, backend,
+        flags, model, rules, ranks.pp_size, ranks.tp_size, ranks.attention_dp_size,
+        ranks.attention_tp_size, speculation, strategy, page, backend,
     )  # fmt: skip
     if message:
         return Refusal(message=message)

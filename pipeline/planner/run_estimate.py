@@ -182,6 +182,7 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
             accept_measured=measured_accept is not None,
             release=best.found.plan.release_profile,
             release_measured=query.release_known,
+            stages=replica.ranks.pp_size,
         ),
         elasticity_to_length=_elasticity(query, best),
     )
@@ -326,6 +327,7 @@ def _chosen(query: EstimateQuery, rated: RatedGroup) -> ChosenPlan:
         gpu=plan.gpu,
         num_gpus=best.found.hardware.count,
         tp_size=settings.tp_size,
+        pp_size=settings.pp_size,
         replicas=best.found.replicas,
         mtp=drafted > 0,
         num_draft_tokens=drafted,

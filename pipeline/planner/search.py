@@ -17,7 +17,7 @@ from pipeline.planner.memory_budget import judgement
 from pipeline.planner.parallel import parallel_of
 from pipeline.planner.resident import cap_of
 from pipeline.planner.resolution import Refusal, resolved
-from pipeline.planner.sglang_rules import rules_for
+from pipeline.planner.sglang_rules import rules_for, runs_in_stages
 from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
 
 Changes = dict[str, str | None]
@@ -51,6 +51,7 @@ class SearchLimits:
     mtp: bool = True
     prefix_cache: bool = True
     attention_dp: bool = True
+    pipeline: bool = True
     kv_dtype: bool = False
     state_dtype: bool = False
 
@@ -138,7 +139,7 @@ def best_candidates(
     found: list[tuple[float, Candidate]] = []
     for option in options:
         calibration = (calibrations or {}).get(option.gpu.name)
-        for shape in _shapes(model, option, limits, base):
+        for shape in _shapes(model, option, limits, base, version):
             candidate = _best_of_shape(
                 model, option, shape, lengths, base, context, version, calibration
             )
@@ -195,11 +196,16 @@ def _context_length(model: ModelFacts, lengths: ExpectedLengths, cv: float) -> i
 
 
 def _shapes(
-    model: ModelFacts, option: HardwareOption, limits: SearchLimits, base: LaunchFlags
+    model: ModelFacts,
+    option: HardwareOption,
+    limits: SearchLimits,
+    base: LaunchFlags,
+    version: str | None,
 ) -> Iterator[Changes]:
     """Every choice but the fraction, the chunk and the number of requests."""
     choices = (
-        _parallel_choices(model, option, limits, base),
+        _parallel_choices(model, option, limits, base)
+        + _pipeline_choices(model, option, limits, base, version),
         _draft_choices(model, limits, base),
         _cache_choices(model, limits, base),
         _dtype_choices(model, limits, base),
@@ -208,7 +214,8 @@ def _shapes(
         merged: Changes = {}
         for part in parts:
             merged.update(part)
-        yield merged
+        if not _refused_in_stages(merged):
+            yield merged
 
 
 def _parallel_choices(
@@ -219,10 +226,10 @@ def _parallel_choices(
             "engine.flags: --dp-size multiplies the cards of a launch; leave it out, the search "
             "counts replicas"
         )
-    given = base.number("tp-size")
+    stages = base.number("pp-size") or 1
     found: list[Changes] = []
-    for tp in _RANKS if given is None else (given,):
-        if tp > option.count or model.heads % tp:
+    for tp in _tensor_ranks(model, base):
+        if tp * stages > option.count:
             continue
         found.append({"tp-size": str(tp)})
         # Whole attention on every rank pays where the latent is stored whole anyway.
@@ -230,6 +237,40 @@ def _parallel_choices(
             apart: Changes = {"dp-size": str(tp), "enable-dp-attention": ""}
             found.append({"tp-size": str(tp), **apart})
     return found
+
+
+def _tensor_ranks(model: ModelFacts, base: LaunchFlags) -> list[int]:
+    given = base.number("tp-size")
+    return [tp for tp in (_RANKS if given is None else (given,)) if model.heads % tp == 0]
+
+
+def _pipeline_choices(
+    model: ModelFacts,
+    option: HardwareOption,
+    limits: SearchLimits,
+    base: LaunchFlags,
+    version: str | None,
+) -> list[Changes]:
+    """Stages hand over little where tensor-parallel ranks add up much: over PCIe.
+
+    Ranks that are given stand for the whole layout.
+    """
+    known = runs_in_stages(model.architecture, rules_for(version)[0])
+    given = base.has("tp-size") or base.has("pp-size")
+    if option.gpu.nvlink or given or not (limits.pipeline and known):
+        return []
+    return [
+        {"tp-size": str(tp), "pp-size": str(stages)}
+        for tp in _tensor_ranks(model, base)
+        for stages in _RANKS[1:]
+        if tp * stages <= option.count and stages <= model.layers
+    ]
+
+
+def _refused_in_stages(shape: Changes) -> bool:
+    """refusals.py tells of them too: they are left out here to spare the time."""
+    lazy = shape.get("mamba-radix-cache-strategy") == "extra_buffer_lazy"
+    return "pp-size" in shape and ("speculative-algorithm" in shape or lazy)
 
 
 def _draft_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -> list[Changes]:

@@ -172,6 +172,27 @@ _0_5_23 = _changed(
 
 _UNREAD = _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in")
 
+# Architectures whose `forward` hands tensors from stage to stage, and those known whose does not:
+# `pp_proxy_tensors` in models/*.py, 0.5.23. Older releases were not read for it. Qwen3.5 runs in
+# stages since sglang#19670, and holds its own layers alone since sglang#21070 (2026-03).
+_STAGES_READ: Release = (0, 5, 23)
+_WITH_STAGES = frozenset(
+    (
+        "DeciLMForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM",
+        "DeepseekV4ForCausalLM", "Gemma4ForConditionalGeneration", "Glm4MoeForCausalLM",
+        "GlmMoeDsaForCausalLM", "GptOssForCausalLM", "KimiK25ForConditionalGeneration",
+        "KimiK3ForConditionalGeneration", "KimiLinearForCausalLM", "LlamaForCausalLM",
+        "MiMoV2FlashForCausalLM", "MiniMaxM2ForCausalLM", "MiniMaxM3SparseForCausalLM",
+        "MiniMaxM3SparseForConditionalGeneration", "MixtralForCausalLM", "NemotronHForCausalLM",
+        "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    )
+)  # fmt: skip
+_WITHOUT_STAGES = frozenset(
+    ("Llama4ForConditionalGeneration", "MiMoForCausalLM", "Qwen3NextForCausalLM")
+)
+
 _TABLE = (
     _UNREAD, _0_5_10, _0_5_13, _0_5_14, _0_5_15, _0_5_16, _0_5_17, _0_5_18, _0_5_19, _0_5_21,
     _0_5_23,
@@ -202,6 +223,16 @@ _BUILT: tuple[tuple[date, Release], ...] = (
     (date(2026, 10, 15), (0, 5, 22)),
     (date(2026, 10, 30), (0, 5, 23)),
 )
+
+
+def runs_in_stages(architecture: str, rules: ReleaseRules) -> bool:
+    """Whether the release is known to run the model with `--pp-size`."""
+    return architecture in _WITH_STAGES and rules.release >= _STAGES_READ
+
+
+def no_stages(architecture: str, rules: ReleaseRules) -> bool:
+    """Whether the release is known to refuse it."""
+    return architecture in _WITHOUT_STAGES and rules.release >= _STAGES_READ
 
 
 def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:

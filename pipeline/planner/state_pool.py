@@ -7,7 +7,8 @@ forerunners. `state_pool` returns either a pool or the engine's failure.
 from dataclasses import dataclass
 
 from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.parallel import Parallel
+from pipeline.planner.parallel import Parallel, no_overlap
+from pipeline.planner.pipeline_stages import largest_share
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     LinearState,
@@ -76,7 +77,7 @@ def slots_per_request(flags: LaunchFlags, settings: PlanSettings) -> int:
     if settings.mamba_strategy == "no_buffer":
         return 3
     tracking = 2
-    if settings.mamba_strategy == "extra_buffer_lazy" or flags.has("disable-overlap-schedule"):
+    if settings.mamba_strategy == "extra_buffer_lazy" or no_overlap(flags):
         tracking = 1
     return 3 + tracking - (1 if skip else 0)
 
@@ -88,10 +89,12 @@ def state_pool(
     settings: PlanSettings,
     ranks: Parallel,
     rules: ReleaseRules,
+    model_layers: int,
 ) -> StatePool:
     """The pool that a rest buys. `slots` at or below 0 is the engine's failure."""
-    # A pipeline stage holds its own layers' part of a slot.
-    per_slot = -(-slot_bytes(state, ranks, ssm_dtype(flags, state)) // ranks.pp_size)
+    # A pipeline stage holds its own layers' part of a slot; all are priced as the largest.
+    stage = largest_share(state.layers, model_layers, ranks.pp_size)
+    per_slot = int(slot_bytes(state, ranks, ssm_dtype(flags, state)) * stage)
     ratio = slots_per_request(flags, settings)
     verify = _verify_tokens(flags, settings, state)
     asked = settings.max_running_requests

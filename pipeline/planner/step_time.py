@@ -16,6 +16,7 @@ from pipeline.planner.attention_traffic import RequestTraffic, request_traffic
 from pipeline.planner.formats import bytes_per_param, format_of
 from pipeline.planner.hardware import speed_of
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.pipeline_stages import round_s, stage_layers
 from pipeline.planner.rate_errors import RateClass, rate_class_of
 from pipeline.planner.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.weights import rank_share
@@ -42,6 +43,7 @@ _CLASSES: Mapping[WeightFormat, WeightClass] = {
 
 # Readings of B200 with 0.5.6 to 0.5.8 are 1.5 to 3 times as slow as those of 0.5.9 and later.
 _FASTER_SINCE = (0, 5, 9)
+_HANDED_OVER = 2  # tensors: hidden states and residual. layer_boundary/residual/batch.py, 0.5.23
 _TRITON_KV_SPLITS = 8  # triton_attention_num_kv_splits, exec_.py, 0.5.23
 
 
@@ -180,6 +182,20 @@ def decode_step(replica: Replica, requests: float, context_tokens: float) -> Ste
 
     With speculation: one verify step of all draft tokens, and the draft's own steps.
     """
+    if replica.ranks.pp_size > 1:
+        return _pipeline_round(replica, requests, context_tokens)
+    return _one_pass(replica, replica.dense, requests, context_tokens)
+
+
+def turns(replica: Replica, requests: float) -> float:
+    """Micro-batches with something in them."""
+    return max(min(float(replica.ranks.micro_batches), requests), 1.0)
+
+
+def _one_pass(
+    replica: Replica, dense: tuple[WeightLoad, ...], requests: float, context_tokens: float
+) -> StepParts:
+    """All layers, one after the other."""
     verified, steps = _verified(replica.settings)
     each = requests / replica.ranks.attention_dp_size
     traffic = request_traffic(
@@ -187,7 +203,7 @@ def decode_step(replica: Replica, requests: float, context_tokens: float) -> Ste
     )
     tokens = each * verified
     return StepParts(
-        dense_s=_dense_s(replica, replica.dense, tokens),
+        dense_s=_dense_s(replica, dense, tokens),
         experts_s=_experts_s(replica, replica.experts, tokens),
         attention_s=_attention_s(replica, traffic, each, verified),
         communication_s=_communication_s(replica, tokens),
@@ -196,8 +212,50 @@ def decode_step(replica: Replica, requests: float, context_tokens: float) -> Ste
     )
 
 
+def _pipeline_round(replica: Replica, requests: float, context_tokens: float) -> StepParts:
+    """Every micro-batch once through all stages; the last one has the head and the draft as well.
+
+    Each part is a mean stage's, over all micro-batches.
+    """
+    stages, layers = replica.ranks.pp_size, replica.model.layers
+    micro_batches = turns(replica, requests)
+    batch = requests / micro_batches
+    body = tuple(load for load in replica.dense if load not in replica.head)
+    whole = _one_pass(replica, body, batch, context_tokens)
+    tokens = batch / replica.ranks.attention_dp_size * _verified(replica.settings)[0]
+    head_s = _dense_s(replica, replica.head, tokens)
+    hand_over_s = _hand_over_s(replica, tokens)
+    every_stage_s = replica.kernels.step_s + hand_over_s
+    layers_s = whole.step_s() - whole.draft_s - replica.kernels.step_s
+    stages_s = [every_stage_s + layers_s * held / layers for held in stage_layers(layers, stages)]
+    stages_s[-1] += head_s + whole.draft_s
+    of_a_stage = micro_batches / stages
+    return StepParts(
+        dense_s=of_a_stage * (whole.dense_s + head_s),
+        experts_s=of_a_stage * whole.experts_s,
+        attention_s=of_a_stage * whole.attention_s,
+        communication_s=of_a_stage * whole.communication_s,
+        overhead_s=of_a_stage * (whole.overhead_s + (stages - 1) * replica.kernels.step_s),
+        draft_s=of_a_stage * whole.draft_s,
+        hand_over_s=micro_batches * hand_over_s,
+        idle_s=round_s(stages_s, micro_batches) - of_a_stage * sum(stages_s),
+    )
+
+
+def _hand_over_s(replica: Replica, tokens: float) -> float:
+    """Hidden states and residual, in 16 bits, to the next stage; each tensor-parallel rank sends
+    its slice, and the slices are gathered there. residual/batch.py: to_pp; parallel_state.py."""
+    kernels, speed, tp = replica.kernels, replica.speed, replica.ranks.tp_size
+    latency_s = kernels.nvlink_all_reduce_s if speed.nvlink else kernels.pcie_all_reduce_s
+    size = _HANDED_OVER * tokens * replica.model.hidden_size * 2
+    # Of the whole, a rank gets one slice from the other stage and the rest from its own.
+    return _HANDED_OVER * latency_s * (1 if tp == 1 else 2) + size / (
+        speed.link_bytes_per_s * kernels.link
+    )
+
+
 def prefill_s(replica: Replica, prompt_tokens: float) -> float:
-    """Device seconds that one prompt takes from the replica's decoding."""
+    """Device seconds of one prompt; without stages, what it takes from the replica's decoding."""
     if prompt_tokens <= 0:
         return 0.0
     kernels, adp = replica.kernels, replica.ranks.attention_dp_size
@@ -221,6 +279,8 @@ def prefill_s(replica: Replica, prompt_tokens: float) -> float:
     seconds += attention / (replica.speed.bf16_flops * kernels.attention_gemm)
     if replica.ranks.tp_size > 1:
         seconds += _all_reduces(replica) * _transfer_s(replica, prompt_tokens * adp)
+    if replica.ranks.pp_size > 1:
+        seconds += (replica.ranks.pp_size - 1) * _hand_over_s(replica, prompt_tokens)
     return seconds / adp + kernels.prefill_s
 
 

@@ -5,15 +5,17 @@ prefill and for its share of the decode steps, so
 
     requests a second = 1 / (prefill_s + output_tokens * step_s / (b * accept_length))
 
-Whether b requests can run is the planner's question.
+With pipeline stages a prompt takes less than its way through them: `pipeline_stages`. Whether b
+requests can run is the planner's question.
 """
 
 import math
 from dataclasses import dataclass
 
 from pipeline.planner.fitted_kernels import FITTED_PAIRS
+from pipeline.planner.pipeline_stages import prefill_taken_s
 from pipeline.planner.rate_errors import RateClass, rate_spreads
-from pipeline.planner.step_time import Replica, decode_step, prefill_s
+from pipeline.planner.step_time import Replica, decode_step, prefill_s, turns
 from schemas.estimate import Band, StepParts
 from schemas.plan import ModelFacts, NoSpeculation
 
@@ -67,8 +69,8 @@ def rate_at(
     speculative = not isinstance(replica.settings.speculation, NoSpeculation)
     kept = accept_length or (assumed_accept_length(replica) if speculative else 1.0)
     step = decode_step(replica, running_requests, workload.context_tokens())
-    prefill = prefill_s(replica, workload.prompt_tokens_mean)
     decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
+    prefill = taken_by_a_prompt_s(replica, running_requests, workload, step.step_s(), kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
     spreads = rate_spreads(
@@ -79,6 +81,7 @@ def rate_at(
         accept_measured=accept_length is not None,
         release=replica.settings.release,
         release_measured=release_measured,
+        stages=replica.ranks.pp_size,
     )
     sd = math.sqrt(sum(spread.log_sd**2 for spread in spreads))
     return Rate(
@@ -90,6 +93,25 @@ def rate_at(
         tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
         log_sd=sd,
         rate_class=replica.rate_class,
+    )
+
+
+def taken_by_a_prompt_s(
+    replica: Replica, running_requests: float, workload: Workload, step_s: float, kept: float
+) -> float:
+    """Seconds that one prompt takes from the replica's decoding; stages share its prefill."""
+    alone_s = prefill_s(replica, workload.prompt_tokens_mean)
+    if replica.ranks.pp_size == 1:
+        return alone_s
+    micro_batches = turns(replica, running_requests)
+    chunk = replica.settings.chunked_prefill_size
+    return prefill_taken_s(
+        alone_s=alone_s,
+        chunks=math.ceil(workload.prompt_tokens_mean / chunk) if chunk > 0 else 1,
+        stages=replica.ranks.pp_size,
+        micro_batches=micro_batches,
+        step_s=step_s,
+        ending=running_requests * kept / (micro_batches * workload.output_tokens_mean),
     )
 
 

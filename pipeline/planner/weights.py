@@ -4,13 +4,13 @@
 its draft. Neither knows how large the card is.
 """
 
-import math
 from dataclasses import dataclass
 
 from pipeline.planner.card_defaults import text_only
 from pipeline.planner.formats import bytes_per_param, format_of
 from pipeline.planner.launch_flags import LaunchFlags
 from pipeline.planner.parallel import Parallel
+from pipeline.planner.pipeline_stages import largest_share
 from pipeline.planner.sglang_rules import ReleaseRules
 from schemas.plan import (
     BuiltInDraft,
@@ -173,15 +173,13 @@ def _sum(
         if ranks.pp_size > 1 and group.shard in ("embedding", "head"):
             ends.append(size)
         else:
-            total += size * _stage_share(group, ranks)
+            total += size * _stage_share(group, model, ranks)
     return total + max(ends, default=0.0)
 
 
-def _stage_share(group: TensorGroup, ranks: Parallel) -> float:
+def _stage_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
     """The largest pipeline stage's part of a group that has layers."""
-    if ranks.pp_size == 1 or group.layers <= 1:
-        return 1.0
-    return math.ceil(group.layers / ranks.pp_size) / group.layers
+    return largest_share(group.layers, model.layers, ranks.pp_size) if group.layers > 1 else 1.0
 
 
 def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
@@ -244,8 +242,9 @@ def _scaled_checkpoint(
     The file also holds the draft layers, which the target does not load.
     """
     alone = Parallel(
-        tp_size=1, pp_size=1, attention_dp_size=1, attention_tp_size=1, dcp_size=1,
-        dense_tp_size=1, all_to_all="none", redundant_experts=0, dp_lm_head=False,
+        tp_size=1, pp_size=1, micro_batches=1, largest_micro_batch=None, attention_dp_size=1,
+        attention_tp_size=1, dcp_size=1, dense_tp_size=1, all_to_all="none", redundant_experts=0,
+        dp_lm_head=False,
     )  # fmt: skip
     stored = tuple(g for g in model.tensors if "absorbed" not in g.names[0])
     draft = model.draft.tensors if isinstance(model.draft, BuiltInDraft) else ()
