@@ -288,7 +288,7 @@ def test_dry_run_keeps_the_stages_of_the_launch_and_adds_none(tmp_path: Path) ->
     engine = config.engine.model_copy(update={"gpus": 2})
     config = config.model_copy(update={"engine": engine})
     for launched, layout in (("--pp-size 2", (1, 2)), ("--mem-fraction-static 0.8", (2, 1))):
-        dry_run = expectation(Folder(tmp_path), config, today=TODAY, launched=launched).dry_run
+        dry_run = expectation(LocalFolder(tmp_path), config, today=TODAY, launched=launched).dry_run
         assert isinstance(dry_run, DryRun)
         settings = dry_run.groups[0].best.replica.settings
         assert (settings.tp_size, settings.pp_size) == layout
