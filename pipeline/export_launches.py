@@ -16,7 +16,7 @@ _MOST_LAUNCHES = 20
 """In the table; a run that steps down often has a long tail of launches with few rows."""
 _OPEN = "not told"
 _COLUMNS = (
-    "Launch", "engine", "release", "tp", "dp", "mem_fraction_static", "requests at once", "MTP",
+    "Launch", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "requests at once", "MTP",
     "starts", "rows",
 )  # fmt: skip
 
@@ -78,9 +78,10 @@ def _settings(plan: str | None, starts: Sequence[EngineRun]) -> tuple[str, ...]:
     flags = _flags(plan)
     at_once = _at_once(flags, starts)
     if flags is None:
-        return (_OPEN, _OPEN, _OPEN, at_once, _OPEN)
+        return (_OPEN, _OPEN, _OPEN, _OPEN, at_once, _OPEN)
     return (
         flags.text("tp-size", "1"),
+        flags.text("pp-size", "1"),
         flags.text("dp-size", "1"),
         flags.text("mem-fraction-static", "SGLang's own"),
         at_once,

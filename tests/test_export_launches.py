@@ -29,13 +29,29 @@ def cells(lines: list[str]) -> list[list[str]]:
 
 
 def test_launches_are_told_with_their_settings_and_rows() -> None:
-    rows = Counter({launch("--tp 8"): 10, launch(MTP_PLAN): 1234})
-    runs = [started("w0", MTP_PLAN, 31), started("w1", MTP_PLAN, 48), started("w0", "--tp 8", 31)]
+    rows = Counter({launch("--tp 8 --pp-size 3"): 10, launch(MTP_PLAN): 1234})
+    runs = [
+        started("w0", MTP_PLAN, 31),
+        started("w1", MTP_PLAN, 48),
+        started("w0", "--tp 8 --pp-size 3", 31),
+    ]
     lines = launch_lines("a/model", rows, runs)
     assert lines[0] == "## Launches of a/model"
     assert cells(lines) == [
-        ["1", "sglang", RELEASE, "2", "4", "0.86", "31 to 48", "EAGLE, 4 drafts", "2", "1,234"],
-        ["2", "sglang", RELEASE, "8", "1", "SGLang's own", "31", "off", "1", "10"],
+        [
+            "1",
+            "sglang",
+            RELEASE,
+            "2",
+            "1",
+            "4",
+            "0.86",
+            "31 to 48",
+            "EAGLE, 4 drafts",
+            "2",
+            "1,234",
+        ],
+        ["2", "sglang", RELEASE, "8", "3", "1", "SGLang's own", "31", "off", "1", "10"],
     ]
     assert f"- launch 1: `{MTP_PLAN}`" in lines
 
@@ -43,8 +59,8 @@ def test_launches_are_told_with_their_settings_and_rows() -> None:
 def test_what_is_not_known_of_a_launch_stays_open() -> None:
     rows = Counter({launch(None, "endpoint", None): 3, launch("--tp-size x"): 2})
     assert cells(launch_lines("m", rows, [])) == [
-        ["1", "endpoint", *["not told"] * 7, "3"],
-        ["2", "sglang", RELEASE, *["not told"] * 6, "2"],
+        ["1", "endpoint", *["not told"] * 8, "3"],
+        ["2", "sglang", RELEASE, *["not told"] * 7, "2"],
     ]
 
 
@@ -57,5 +73,5 @@ def test_long_tail_of_launches_is_summed() -> None:
     rows = Counter({launch(f"--max-running-requests {n}"): n for n in range(1, 26)})
     lines = launch_lines("m", rows, [])
     # 25, 24 ... 6 are told; 5 + 4 + 3 + 2 + 1 are 15.
-    assert [row[6] for row in cells(lines)] == [f"{n}" for n in range(25, 5, -1)]
+    assert [row[7] for row in cells(lines)] == [f"{n}" for n in range(25, 5, -1)]
     assert "- 5 other launches: 15 rows" in lines
