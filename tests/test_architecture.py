@@ -47,7 +47,12 @@ FLOORS = (
         "pipeline.engines.gpus",
     ),
     ("pipeline.canary",),
-    ("pipeline.engines.client", "pipeline.engines.launch_log", "pipeline.diagnosis"),
+    (
+        "pipeline.engines.client",
+        "pipeline.engines.launch_log",
+        "pipeline.engines.blind_steps",
+        "pipeline.diagnosis",
+    ),
     ("pipeline.engines.ladder", "pipeline.engines.server"),
     ("pipeline.engines.launch_setting",),
     ("pipeline.engines.launch",),
