@@ -431,6 +431,56 @@ def test_context_of_the_run_file_stands_and_retries_of_cut_turns_are_reckoned_wi
     assert cut.flags.number("context-length") == 117_760
 
 
+def test_context_grows_by_what_the_chat_template_takes(site: MakeSite) -> None:
+    # The longest prompt and 4,096 need 8,192 at most; with a template of 5,000 tokens they do not
+    # fit, and each row would be refused.
+    at = site(prompts_of(6), {"template_tokens": 5000})
+    at.engine.longest_prompts = [(1, 60)]
+    at.run()
+    each_once(at.book, 6)
+    assert {row["status"] for row in published_rows(at.book).values()} == {"ok"}
+    contexts = [line.partition("--context-length ")[2].split()[0] for line in at.starts()]
+    # 60 + 4,096 + 5,000, and two words of the first question: 9 times 1,024.
+    assert contexts == ["8192", "9216"]
+    assert "had_tokens=8192" in at.told("context_lengthened")[0]
+    assert at.engine.context_length == 9216
+
+
+@pytest.mark.parametrize(
+    ("given", "has", "trial_tokens", "context"),
+    [
+        (None, 31_744, 20, None),
+        (None, 31_744, None, None),
+        # 1,203 + 28,672 + 3,000 = 32,875: 33 times 1,024.
+        (None, 31_744, 3000, 33_792),
+        # The run file's own stands, and comes back where a step down had cut it.
+        (31_744, 31_744, 3000, None),
+        (32_768, 31_744, 3000, 32_768),
+        (40_960, 31_744, 3000, 33_792),
+    ],
+)
+def test_context_is_lengthened_no_further_than_the_run_file_has_it(
+    tmp_path: Path, given: int | None, has: int, trial_tokens: int | None, context: int | None
+) -> None:
+    engine = {"kind": "sglang", "command": ["c"], "context_length": given}
+    launch = launch_of(tmp_path, [(1, 1_203)], engine=engine)
+    assert launch.flags is not None
+    launch.flags = launch.flags.changed({"context-length": str(has)})
+    assert launch.lengthen_context(trial_tokens) == (context is not None)
+    assert launch.flags.number("context-length") == (context or has)
+
+
+def test_context_of_the_run_file_that_may_be_too_short_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {"kind": "sglang", "command": ["c"], "flags": ["--context-length=30720"]}
+    launch_of(tmp_path, [(1, 1_000)], engine=engine)
+    assert "context_short" not in capsys.readouterr().out
+    launch_of(tmp_path, [(1, 17_606)], engine=engine)
+    told = capsys.readouterr().out
+    assert "event=context_short context_tokens=30720 enough_tokens=48128" in told
+
+
 @pytest.mark.parametrize(
     ("engine", "info", "in_flight"),
     [

@@ -30,7 +30,10 @@ Longest = Sequence[tuple[int, int]]
 """Turns to generate → the most tokens that a row of so many can ask with, answers left out."""
 
 _TEMPLATE_TOKENS = 1024
-# assumed: more than a chat template adds of its own, such as a system prompt where there is none
+# assumed: more than most chat templates add of their own, such as a system prompt where there is
+# none; the engine's first answer tells what it is
+_LEAST_CONTEXT_TOKENS = 8192
+# assumed: a first question and the longest template have room in it, and it costs next to nothing
 _CONTEXT_STEP_TOKENS = 1024
 
 
@@ -154,20 +157,22 @@ def first_launch(
 
 
 def needed_context_tokens(
-    config: RunFile, model: ModelFacts | None, longest: Longest | None
+    config: RunFile, model: ModelFacts | None, longest: Longest | None, *, template_tokens: int = 0
 ) -> int | None:
     """The shortest context in which no row is refused or cut before its budget; None: unknown.
 
     Every turn is reckoned with the largest budget that a try of it may have, and every byte of a
-    prompt as a token. SGLang takes a request whose prompt and budget are the context together
+    prompt as a token. `template_tokens` is what the chat template adds, where an engine has told
+    it. SGLang takes a request whose prompt and budget are the context together
     (tokenizer_manager.py, 0.5.23).
     """
     if model is None or not longest:
         return None
     budget = config.most_completion_tokens
-    needed = max(tokens + turns * budget for turns, tokens in longest) + _TEMPLATE_TOKENS
+    needed = max(tokens + turns * budget for turns, tokens in longest)
+    needed += max(template_tokens, _TEMPLATE_TOKENS)
     rounded = -(-needed // _CONTEXT_STEP_TOKENS) * _CONTEXT_STEP_TOKENS
-    return min(rounded, model.context_length)
+    return min(max(rounded, _LEAST_CONTEXT_TOKENS), model.context_length)
 
 
 def _of_one_engine(candidate: Candidate, load: Load) -> float:
