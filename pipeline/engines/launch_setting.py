@@ -73,6 +73,13 @@ def plan_base(config: RunFile, context_tokens: int | None) -> LaunchFlags:
     return given.changed({"context-length": str(context_tokens)})
 
 
+def given_context_tokens(config: RunFile) -> int | None:
+    """The context that the run file gives; None: the launch takes what the prompts need."""
+    if config.engine.kind == "sglang":
+        return users_flags(config).number("context-length")
+    return config.engine.context_length if config.engine.kind == "endpoint" else None
+
+
 def check_launch(config: RunFile) -> None:
     """What no launch can be made of, told before anything starts. Raises ConfigError."""
     try:
