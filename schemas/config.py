@@ -116,7 +116,8 @@ class EngineConfig(Section):
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
     """Failed tries in a row, without one answer, after which an engine is given up."""
     max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
-    """A row in flight at so many deaths of its engine is tried alone; at the next it is blamed."""
+    """A row in flight at so many deaths of its engine is tried alone, at the end, and blamed for
+    the next. Where more than eight are, they are tried sixteen at a time before that."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs a worker claims from Ray."""
     gpus: Annotated[int, Field(ge=0)] | None = None

@@ -46,7 +46,7 @@ FLOORS = (
         "pipeline.engines.health",
         "pipeline.engines.gpus",
     ),
-    ("pipeline.canary",),
+    ("pipeline.canary", "pipeline.suspects"),
     (
         "pipeline.engines.client",
         "pipeline.engines.launch_log",
