@@ -298,7 +298,7 @@ def test_engine_that_hangs_behind_a_healthy_page_is_started_again(site: MakeSite
 
 def test_memory_that_runs_out_while_serving_steps_down(site: MakeSite) -> None:
     # Out of memory above 12 at once. No row is to blame: the configuration is.
-    at = site(prompts_of(40), {"oom_above": 12, "slow_s": 0.1}, max_deaths_in_flight=50)
+    at = site(prompts_of(40), {"oom_above": 12, "slow_s": 0.4}, max_deaths_in_flight=50)
     at.run()
     each_once(at.book, 40)
     steps = at.told("step_down")
@@ -479,6 +479,16 @@ def test_context_of_the_run_file_that_may_be_too_short_is_told(
     launch_of(tmp_path, [(1, 17_606)], engine=engine)
     told = capsys.readouterr().out
     assert "event=context_short context_tokens=30720 enough_tokens=48128" in told
+
+
+def test_launch_that_no_plan_fits_has_the_context_of_its_prompts_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 13.6 GiB of the card are left to the weights' 51: what the run file gives stands.
+    engine = {"kind": "sglang", "command": ["c"], "flags": ["--mem-fraction-static=0.15"]}
+    launch = launch_of(tmp_path, [(1, 1_203)], engine=engine)
+    assert "event=unplanned reason='no plan fits" in capsys.readouterr().out
+    assert launch.arguments() == ["--mem-fraction-static", "0.15", "--context-length", "31744"]
 
 
 @pytest.mark.parametrize(

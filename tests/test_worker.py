@@ -579,7 +579,9 @@ def test_many_rows_that_were_near_the_same_deaths_go_in_a_group_and_the_guilty_o
     desk: MakeDesk, poison: str, beside: list[int]
 ) -> None:
     poisoned = SlowPoisonedEngine(poison=poison, max_running_requests=20)
-    at = desk(prompts_of(30), poisoned, engine={"max_deaths_in_flight": 2})
+    # One shard, so that all are there when the first is tried.
+    work = {"shard_rows": 30}
+    at = desk(prompts_of(30), poisoned, engine={"max_deaths_in_flight": 2}, work=work)
     at.book.ledger.deaths.update(dict.fromkeys(range(20), 2))
     at.run()
     each_once(at.book, 30)
