@@ -368,8 +368,10 @@ class RunFile(Section):
     def most_completion_tokens(self) -> int:
         """The largest budget of one request, that of the last try of a cut turn included."""
         quality = self.quality
-        cut = (quality.cut_in_thinking, quality.cut_in_answer, quality.empty_answer)
-        if not any(flag.enabled and flag.policy == "retry" for flag in cut):
+        cut = (quality.cut_in_thinking, quality.cut_in_answer)
+        # A turn that was cut and loops is asked again for the loop, and has the larger budget too.
+        asks_again = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
+        if not asks_again or not any(flag.enabled for flag in cut):
             return self.sampling.max_tokens
         growth = quality.budget_factor ** (quality.max_attempts - 1)
         return min(_MAX_INT32, int(self.sampling.max_tokens * growth))

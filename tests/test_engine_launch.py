@@ -322,6 +322,8 @@ def test_poison_prompt_kills_three_engines_and_ends_as_an_error_row(site: MakeSi
         {"kill_on": "question 7.0", "linger_s": 0.05},
         plan="off",
         max_deaths_in_flight=2,
+        # So few that each suspect goes alone.
+        max_running_requests=8,
     )
     at.run()
     each_once(at.book, 20)
