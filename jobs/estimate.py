@@ -137,19 +137,20 @@ def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
 
     if options.completions is not None and options.completions < 1:
         raise PlanError(f"--completions: found {options.completions}; it must be at least 1")
-    completions, prompts = options.completions, None
+    completions, prompts, longest = options.completions, None, None
     if run.lengths.prompt_tokens_mean is not None:
         prompts = stated_prompts(run.lengths.prompt_tokens_mean)
     if completions is None or prompts is None:
         size = input_size(run)
         completions = completions or size.num_completions
-        prompts = prompts or size.prompts
+        prompts, longest = prompts or size.prompts, size.longest
     return estimate_query(
         run,
         num_completions=completions,
         prompts=prompts,
         lengths=expected_lengths(run, options.lengths_from),
         today=datetime.now(UTC).date(),
+        longest=longest,
         model_config=options.model_config,
         sglang_version=options.sglang_version,
     )

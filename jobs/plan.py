@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from schemas.config import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
+_CONTEXT = "context-length"
 _EXAMPLES = """\
 examples:
   python -m jobs.plan --gpu rtx-pro-6000 --sglang-version 0.5.23 -- \\
@@ -273,21 +274,22 @@ def _write(path: Path, text: str) -> None:
 
 
 def _searched(options: argparse.Namespace) -> str:
-    from pipeline.planner.launch_flags import parse_launch_line
+    from pipeline.engines.launch_setting import needed_context_tokens, plan_base, run_model
     from pipeline.planner.rated_plans import Load, rated_search
     from pipeline.planner.search import SearchLimits
     from pipeline.planner.throughput import accept_odds
-    from pipeline.run_lengths import expected_lengths
+    from pipeline.run_lengths import expected_lengths, longest_prompts
     from schemas.config import read_run_file
 
     run = read_run_file(options.run_file, options.set)
     planner, told = run.planner, run.estimate
-    config = options.model_config or (
-        Path(planner.model_config_path) if planner.model_config_path else None
-    )
-    model = _model(run.model, config, options.weights_format or planner.weights_format)
-    environment = [f"{name}={value}" for name, value in run.engine.env.items()]
-    base = parse_launch_line([*environment, *run.engine.flags, "--model-path", run.model])
+    if options.weights_format:
+        planner = planner.model_copy(update={"weights_format": options.weights_format})
+    model = run_model(run.model_copy(update={"planner": planner}), options.model_config)
+    # A run takes the context that its longest prompt needs. What lies elsewhere is not fetched.
+    are_here = Path(run.prompts.path).exists()
+    longest = longest_prompts(run) if are_here and not plan_base(run, None).has(_CONTEXT) else None
+    base = plan_base(run, needed_context_tokens(run, model, longest))
     odds = None
     if told.accept_length is not None:
         odds = accept_odds(told.accept_length, told.draft_tokens)
@@ -314,7 +316,10 @@ def _searched(options: argparse.Namespace) -> str:
         usd_per_gpu_hour=_usd_per_gpu_hour(hardware, run),
         most=options.most,
     )
-    return _search_json(found) if options.json else _search_text(model, load, found)
+    if options.json:
+        return _search_json(found)
+    is_assumed = not base.has(_CONTEXT)
+    return _search_text(model, load, found, context_is_assumed=is_assumed)
 
 
 def _longest_output(run: "RunFile") -> int:
@@ -398,15 +403,22 @@ _SEARCH_HEAD = (
 )
 
 
-def _search_text(model: "ModelFacts", load: "Load", found: "RatedSearch") -> str:
+def _search_text(
+    model: "ModelFacts", load: "Load", found: "RatedSearch", *, context_is_assumed: bool
+) -> str:
     from pipeline.planner.plan_output import plan_text
 
     summary = load.lengths.summary
+    best = found.plans[0].found.plan
+    context = f"context {best.settings.context_length:,}"
+    if context_is_assumed:
+        context += ", assumed: the prompts are not here, and a run takes what the longest needs"
     lines = [
         (
             f"{model.name}: {load.prompt_tokens_mean:,.0f} prompt tokens; output mean "
             f"{summary.mean_tokens:,.0f}, CV {summary.cv:.2g}, limit {summary.limit_tokens:,}"
         ),
+        context,
         "",
         _SEARCH_HEAD,
     ]

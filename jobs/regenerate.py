@@ -539,6 +539,11 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     print(f"rows       {found.rows_total:,} to generate, {found.rows_done:,} of them done")
     print(f"turns      {found.turns:,} assistant turns")
     print(f"tokens     {found.prompt_tokens:,} in prompts ({found.token_method})")
+    if found.prompts_without_room:
+        print(
+            f"no room    {found.prompts_without_room:,} prompts and sampling.max_tokens are more "
+            f"than the context of {found.context_tokens:,}: an engine refuses them"
+        )
     for kind, (count, example) in found.problems.items():
         print(f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}")
     return DONE

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pipeline import checkpoint
 from pipeline.checkpoint import DoneRows
 from pipeline.engines.assembly import token_counter
+from pipeline.engines.launch_setting import given_context_tokens
 from pipeline.errors import ConfigError
 from pipeline.prompts import read_prompts
 from pipeline.rows import history
@@ -33,6 +34,10 @@ class DryRun:
     prompt_tokens: int
     """Of the first request of every row that can be asked."""
     token_method: str
+    context_tokens: int | None
+    """Of the engines, where the run file gives it."""
+    prompts_without_room: int
+    """Those whose first request is more than that context: an engine refuses it."""
     problems: dict[str, tuple[int, str]]
     """Kind of problem → how many prompts have it, and one of them in words."""
 
@@ -49,7 +54,8 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         done = DoneRows.of(tuple(checkpoint.read_manifest(folder).parts.values()))
     counter = token_counter(config)
     problems: dict[str, tuple[int, str]] = {}
-    num_prompts = turns = prompt_tokens = 0
+    context_tokens = given_context_tokens(config)
+    num_prompts = turns = prompt_tokens = without_room = 0
     ids: list[tuple[pa.Array, pa.Array]] = []
     for batch in _batches(stream.prompts):
         ids.append(_ids(batch))
@@ -60,7 +66,10 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
                 problems[prompt.problem.kind] = (count + 1, example)
                 continue
             turns += prompt.num_turns
-            prompt_tokens += counter.count(history(prompt.messages, []))
+            tokens = counter.count(history(prompt.messages, []))
+            prompt_tokens += tokens
+            if context_tokens is not None:
+                without_room += tokens + config.sampling.max_tokens > context_tokens
     if not num_prompts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
     samples = config.samples_per_prompt
@@ -74,6 +83,8 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         turns=turns * samples,
         prompt_tokens=prompt_tokens * samples,
         token_method=counter.method,
+        context_tokens=context_tokens,
+        prompts_without_room=without_room,
         problems=problems,
     )
 

@@ -16,8 +16,8 @@ _MOST_LAUNCHES = 20
 """In the table; a run that steps down often has a long tail of launches with few rows."""
 _OPEN = "not told"
 _COLUMNS = (
-    "Launch", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "requests at once", "MTP",
-    "starts", "rows",
+    "Launch", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "requests at once",
+    "MTP", "starts", "rows",
 )  # fmt: skip
 
 

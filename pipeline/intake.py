@@ -114,7 +114,8 @@ def freeze(
         _write_file(folder, _file_name(name, num_rows // _FILE_ROWS), batch)
         num_rows += len(batch)
         num_problems += sum(prompt.problem is not None for prompt in batch)
-        _note_longest(longest, batch)
+        for prompt in batch:
+            note_longest(longest, prompt)
     index = {
         "num_rows": num_rows,
         "num_problems": num_problems,
@@ -139,11 +140,11 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
     return FrozenPrompts(folder=folder, name=name, **values)
 
 
-def _note_longest(longest: dict[int, int], prompts: list[Prompt]) -> None:
-    for prompt in prompts:
-        if prompt.problem is None:
-            turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
-            longest[turns] = max(tokens, longest.get(turns, 0))
+def note_longest(longest: dict[int, int], prompt: Prompt) -> None:
+    """Turns to generate → the most tokens that a row of so many can ask with."""
+    if prompt.problem is None:
+        turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
+        longest[turns] = max(tokens, longest.get(turns, 0))
 
 
 def remove_other_sets(folder: Folder, name: str) -> None:

@@ -22,7 +22,7 @@ from pipeline.run_lengths import InputSize, expected_lengths, frozen_size, state
 from pipeline.run_query import configured_group, estimate_query
 from pipeline.status import check_has_begun, check_has_run
 from pipeline.storage import Folder
-from schemas.config import RunFile, run_file_of
+from schemas.config import EngineConfig, RunFile, run_file_of
 from schemas.estimate import Price, RunUpdate
 
 
@@ -172,6 +172,7 @@ def _dry_run(
         prompts=prompts,
         lengths=lengths,
         today=today,
+        longest=size.longest if size else None,
     )
     return DryRun(
         groups=tuple(rated_group(query, group) for group in hardware),
@@ -195,9 +196,10 @@ def _as_launched(config: RunFile, launched: str | None) -> RunFile:
         flags += [] if any("tp-size" in flag for flag in flags) else ["--tp-size", str(ranks)]
     names = ("allow_mtp", "allow_prefix_cache", "allow_attention_dp", "allow_pipeline")
     fixed = dict.fromkeys(names, False)
+    told = config.engine.model_dump(exclude_unset=True, exclude={"max_running_requests"})
     return config.model_copy(
         update={
-            "engine": config.engine.model_copy(update={"flags": flags}),
+            "engine": EngineConfig.model_validate({**told, "flags": flags}),
             "planner": config.planner.model_copy(update=fixed),
         }
     )

@@ -13,9 +13,10 @@ from statistics import fmean, pstdev
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engines.launch_setting import Longest
 from pipeline.engines.tokens import model_token_counter
 from pipeline.errors import ConfigError, PlanError
-from pipeline.intake import FrozenPrompts
+from pipeline.intake import FrozenPrompts, note_longest
 from pipeline.object_store import open_store, place
 from pipeline.planner.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.prompts import read_prompts
@@ -35,6 +36,8 @@ class InputSize:
 
     num_completions: int
     prompts: PromptLengths
+    longest: Longest | None
+    """As frozen prompts note it: what the context has to hold."""
 
 
 def input_size(config: RunFile) -> InputSize:
@@ -44,12 +47,14 @@ def input_size(config: RunFile) -> InputSize:
     """
     random = Random(_SEED)  # noqa: S311 - a sample, no secret
     kept: list[tuple[Message, ...]] = []
+    longest: dict[int, int] = {}
     asked = turns = 0
     for prompt in read_prompts(config.prompts).prompts:
         if prompt.problem is not None:
             continue
         asked += 1
         turns += prompt.num_turns
+        note_longest(longest, prompt)
         # Each prompt so far has the same chance to be in the sample (Vitter's algorithm R).
         if len(kept) < _SAMPLED_PROMPTS:
             kept.append(history(prompt.messages, []))
@@ -58,8 +63,18 @@ def input_size(config: RunFile) -> InputSize:
     if not asked:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
     return InputSize(
-        num_completions=turns * config.samples_per_prompt, prompts=_counted(config, kept)
+        num_completions=turns * config.samples_per_prompt,
+        prompts=_counted(config, kept),
+        longest=tuple(sorted(longest.items())),
     )
+
+
+def longest_prompts(config: RunFile) -> Longest:
+    """The same of an input of which nothing else is asked."""
+    longest: dict[int, int] = {}
+    for prompt in read_prompts(config.prompts).prompts:
+        note_longest(longest, prompt)
+    return tuple(sorted(longest.items()))
 
 
 def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
@@ -77,7 +92,11 @@ def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
     if not kept:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
     completions = turns / looked_at * frozen.num_rows * config.samples_per_prompt
-    return InputSize(num_completions=round(completions), prompts=_counted(config, kept))
+    return InputSize(
+        num_completions=round(completions),
+        prompts=_counted(config, kept),
+        longest=frozen.longest,
+    )
 
 
 def stated_prompts(mean_tokens: float) -> PromptLengths:

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
+from pipeline.engines.launch_setting import (
+    Longest,
+    needed_context_tokens,
+    plan_base,
+    run_model,
+)
 from pipeline.planner.hardware import gpu_named, gpu_with_memory
-from pipeline.planner.launch_flags import parse_launch_line
 from pipeline.planner.lengths import LengthModel
-from pipeline.planner.model_facts import model_facts
-from pipeline.planner.model_files import find_model, read_model
 from pipeline.planner.rated_plans import Load
 from pipeline.planner.run_estimate import EstimateQuery, PricedGroup
 from pipeline.planner.search import HardwareOption, SearchLimits
@@ -16,7 +19,6 @@ from pipeline.planner.sglang_rules import rules_for
 from pipeline.planner.throughput import accept_odds
 from schemas.config import HardwareConfig, RunFile
 from schemas.estimate import PromptLengths
-from schemas.plan import ModelFacts
 
 OwnPrices = Mapping[str, tuple[float | None, float | None]]
 """A card's price of a GPU-hour and the one on spot, where the user names them."""
@@ -29,18 +31,22 @@ def estimate_query(
     prompts: PromptLengths,
     lengths: LengthModel,
     today: date,
+    longest: Longest | None = None,
     model_config: Path | None = None,
     sglang_version: str | None = None,
 ) -> EstimateQuery:
-    """The run file's words for the estimate. PlanError for a model that the planner cannot find."""
+    """The run file's words for the estimate. PlanError for a model that the planner cannot find.
+
+    Without `longest` the context is what prompts of the usual length need.
+    """
     planner, told = run.planner, run.estimate
     version = sglang_version or planner.sglang_version
-    environment = [f"{name}={value}" for name, value in run.engine.env.items()]
+    model = run_model(run, model_config)
     odds = None
     if told.accept_length is not None:
         odds = accept_odds(told.accept_length, told.draft_tokens)
     return EstimateQuery(
-        model=run_model(run, model_config),
+        model=model,
         num_completions=num_completions,
         prompts=prompts,
         load=Load(prompt_tokens_mean=prompts.mean_tokens, lengths=lengths, accept_odds=odds),
@@ -52,29 +58,13 @@ def estimate_query(
             kv_dtype=planner.allow_kv_dtype,
             state_dtype=planner.allow_state_dtype,
         ),
-        base=parse_launch_line([*environment, *run.engine.flags, "--model-path", run.model]),
+        base=plan_base(run, needed_context_tokens(run, model, longest)),
         version=version,
         release_known=not rules_for(version)[1],
         storage_bytes_per_s=told.storage_gb_per_s * 1e9,
         hours_between_preemptions=told.hours_between_preemptions,
         calibrations={},
         today=today,
-    )
-
-
-def run_model(run: RunFile, model_config: Path | None = None) -> ModelFacts:
-    """The model by its config file, else by its name."""
-    planner = run.planner
-    config = model_config or (
-        Path(planner.model_config_path) if planner.model_config_path else None
-    )
-    files = read_model(config) if config else find_model(run.model)
-    return model_facts(
-        run.model,
-        files.config,
-        hf_quant=files.hf_quant,
-        weights_format=planner.weights_format,
-        checkpoint_bytes=files.checkpoint_bytes,
     )
 
 

@@ -8,8 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from schemas.completion import Interruption
-from schemas.config import RetryConfig
+from schemas.config import EngineConfig, RetryConfig
 
+_FIRST_START_TRIES = 2
 _SICK_TRIES = 200
 _SICK_FRACTION = 0.9
 # assumed: a server that is only overloaded answers more than a tenth of what it is asked
@@ -27,6 +28,13 @@ class Starts:
         self.count = self.count + 1 if plan == self._plan else 1
         self._plan = plan
         return self.count
+
+
+def is_given_up(engine: EngineConfig, *, first: bool, tries: int, lost_s: float) -> bool:
+    """Whether an engine that fails to start is not started again."""
+    if engine.kind == "endpoint":
+        return first or lost_s > engine.lost_after_s
+    return tries >= (_FIRST_START_TRIES if first else engine.max_restarts)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -33,7 +33,8 @@ from pipeline.rows import (
     take_turn,
 )
 from pipeline.storage import Folder
-from pipeline.tries import Starts, Tries
+from pipeline.suspects import Suspects
+from pipeline.tries import Starts, Tries, is_given_up
 from pipeline.worker_ports import Engine, LeaseBook
 from schemas.completion import Completion, Interruption, Refusal, Turn
 from schemas.config import RunFile
@@ -46,7 +47,6 @@ _BEAT_S = 1.0
 _IDLE_POLL_S = 0.5
 _MOST_UNFLUSHED_ROWS = 20_000
 _RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-_FIRST_START_TRIES = 2
 _WATCH_S = 5.0
 _MOST_DELAYED_PER_RUNNING = 8
 # Rows that wait for their next try; beyond that no new ones are leased.
@@ -68,8 +68,7 @@ class Worker:
     log: Callable[[str], None]
     language_of: LanguageOf | None = None
     _queue: deque[Row] = field(default_factory=deque)
-    _suspects: deque[Row] = field(default_factory=deque)
-    """Rows in flight at too many deaths: each is tried alone, after the others."""
+    _suspects: Suspects = field(init=False)
     _tries: Tries = field(init=False)
     _delayed: list[tuple[float, int, Row]] = field(default_factory=list)
     _running: dict[asyncio.Task[None], Row] = field(default_factory=dict)
@@ -103,6 +102,7 @@ class Worker:
     def __post_init__(self) -> None:
         most = self.config.engine.max_consecutive_failures
         self._tries = Tries(retry=self.config.retry, max_consecutive_failures=most)
+        self._suspects = Suspects(max_deaths=self.config.engine.max_deaths_in_flight)
 
     # -- the life of a worker
 
@@ -173,11 +173,12 @@ class Worker:
         while (
             self._queue
             and len(self._running) < self.engine.max_running_requests
-            and not self._is_alone
+            and not self._tries_suspects
         ):
             self._send(self._queue.popleft())
         if self._suspects and not (self._queue or self._running or self._delayed):
-            self._send(self._suspects.popleft())
+            for row in self._suspects.next_together(self.engine.max_running_requests):
+                self._send(row)
 
     def _send(self, row: Row) -> None:
         task = asyncio.create_task(self._advance(row))
@@ -185,12 +186,9 @@ class Worker:
         task.add_done_callback(self._ended)
 
     @property
-    def _is_alone(self) -> bool:
-        """A suspect is in flight, and nothing may join it: a death is to be its own."""
-        return len(self._running) == 1 and self._is_suspect(next(iter(self._running.values())))
-
-    def _is_suspect(self, row: Row) -> bool:
-        return row.deaths >= self.config.engine.max_deaths_in_flight
+    def _tries_suspects(self) -> bool:
+        """Suspects are in flight, and nothing may join them: a death is to be their own."""
+        return any(map(self._suspects.accuses, list(self._running.values())[:1]))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.pop(task, None)
@@ -258,8 +256,13 @@ class Worker:
 
     def _wake_delayed(self) -> None:
         while self._delayed and self._delayed[0][0] <= monotonic():
-            row = heapq.heappop(self._delayed)[2]
-            (self._suspects if self._is_suspect(row) else self._queue).appendleft(row)
+            self._put_in_line(heapq.heappop(self._delayed)[2], first=True)
+
+    def _put_in_line(self, row: Row, *, first: bool = False) -> None:
+        if self._suspects.accuses(row):
+            self._suspects.add(row)
+        else:
+            self._queue.insert(0 if first else len(self._queue), row)
 
     async def _set_aside(self, row: Row, cause: str) -> None:
         await self.book.set_aside(row.key, row.number, failed_row(row, cause, now_s=time()))
@@ -312,7 +315,7 @@ class Worker:
             rows = await asyncio.to_thread(self._rows_of, reply.lease)
             for row, problem in rows:
                 if problem is None:
-                    (self._suspects if self._is_suspect(row) else self._queue).append(row)
+                    self._put_in_line(row)
                 else:
                     self._finish(row, problem)
             self._something.set()
@@ -368,7 +371,7 @@ class Worker:
             waiting=len(self._queue) + len(self._suspects),
             backing_off=len(self._delayed),
             held_s=max(0.0, self._hold_until_s - monotonic()),
-            is_alone=self._is_alone,
+            is_alone=self._tries_suspects,
             is_leasing=self._leasing is not None and not self._leasing.done(),
         )
 
@@ -472,7 +475,7 @@ class Worker:
         self._hit.clear()
         await self._cancel_running()
         await self.book.engine_died(list(hit))
-        if len(rows) == 1 and self._is_suspect(rows[0]):
+        if len(rows) == 1 and self._suspects.accuses(rows[0]):
             died = f"the engine died {rows[0].deaths + 1} times with this row in flight"
             self._finish(
                 rows[0], Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
@@ -525,8 +528,9 @@ class Worker:
             except EngineError as error:
                 self._last_cause = str(error)
                 self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
-                if isinstance(error, EngineGivenUpError) or self._is_given_up(
-                    first=first, tries=tries, lost_s=monotonic() - since_s
+                lost_s, engine = monotonic() - since_s, self.config.engine
+                if isinstance(error, EngineGivenUpError) or is_given_up(
+                    engine, first=first, tries=tries, lost_s=lost_s
                 ):
                     raise
                 continue
@@ -547,12 +551,6 @@ class Worker:
             f"event=engine_ready worker={self.worker_id} engine={self.engine.name} "
             f"release={self.engine.release or 'unknown'!r}"
         )
-
-    def _is_given_up(self, *, first: bool, tries: int, lost_s: float) -> bool:
-        engine = self.config.engine
-        if engine.kind == "endpoint":
-            return first or lost_s > engine.lost_after_s
-        return tries >= (_FIRST_START_TRIES if first else engine.max_restarts)
 
     async def _pause(self, wait_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -116,7 +116,8 @@ class EngineConfig(Section):
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
     """Failed tries in a row, without one answer, after which an engine is given up."""
     max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
-    """A row in flight at so many deaths of its engine is tried alone; at the next it is blamed."""
+    """A row in flight at so many deaths of its engine is tried alone, at the end, and blamed for
+    the next. Where more than eight are, they are tried sixteen at a time before that."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs a worker claims from Ray."""
     gpus: Annotated[int, Field(ge=0)] | None = None
@@ -368,8 +369,10 @@ class RunFile(Section):
     def most_completion_tokens(self) -> int:
         """The largest budget of one request, that of the last try of a cut turn included."""
         quality = self.quality
-        cut = (quality.cut_in_thinking, quality.cut_in_answer, quality.empty_answer)
-        if not any(flag.enabled and flag.policy == "retry" for flag in cut):
+        cut = (quality.cut_in_thinking, quality.cut_in_answer)
+        # A turn that was cut and loops is asked again for the loop, and has the larger budget too.
+        asks_again = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
+        if not asks_again or not any(flag.enabled for flag in cut):
             return self.sampling.max_tokens
         growth = quality.budget_factor ** (quality.max_attempts - 1)
         return min(_MAX_INT32, int(self.sampling.max_tokens * growth))

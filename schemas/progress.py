@@ -23,7 +23,7 @@ class Supply:
     held_s: float = 0.0
     """For so long nothing is sent, because the engine asked for that."""
     is_alone: bool = False
-    """A row at which engines have died is in flight, and no other may be."""
+    """A row at which engines have died is in flight, and none but its like may be."""
     is_leasing: bool = False
     """A lease is asked for and not answered."""
 

@@ -1,5 +1,6 @@
 """The run file's `quality` section: what is looked for in a row, and what follows."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -106,6 +107,11 @@ class QualityConfig(Section):
     copied_prompt: CopiedPromptConfig = CopiedPromptConfig()
     too_short: TooShortConfig = TooShortConfig()
     not_utf8_clean: RareFlagConfig = RareFlagConfig()
+
+    def flags(self) -> Iterator[FlagConfig]:
+        """The sections of all flags."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return (value for value in values if isinstance(value, FlagConfig))
 
     def flag(self, name: str) -> FlagConfig:
         found = getattr(self, name)

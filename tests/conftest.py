@@ -4,7 +4,9 @@ import gc
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -71,16 +73,22 @@ _ERROR = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's
     """Side by side (`make test`) there are two rows of tests, each in one process and in order.
 
-    All that start Ray are in one: two Rays on one machine get in each other's way.
+    All files that start Ray are in one: two Rays on one machine get in each other's way. Groups by
+    mark would say the same, but pytest 9.2 has none of them (pytest-xdist 3.8, issue 1386).
     """
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            row = "ray" if item.get_closest_marker("ray") else "others"
-            item.add_marker(pytest.mark.xdist_group(row))
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    @cache
+    def row(file: str) -> str:
+        return "ray" if "pytest.mark.ray" in (config.rootpath / file).read_text() else "others"
+
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = lambda test: row(test.partition("::")[0])
+    return scheduling
 
 
 def pytest_collection_finish() -> None:

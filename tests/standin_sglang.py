@@ -16,6 +16,7 @@ cost a request. STANDIN is a JSON object that tells it what to do:
     slow_s: s            each answer takes so long
     load_s: s            and the start so much longer
     silent: true         a start that says nothing and does nothing
+    template_tokens: n   the chat template adds so many to each prompt
     starts: path         a file that counts the starts, so that a fault can be of the first ones
 """
 
@@ -285,8 +286,8 @@ class Handler(BaseHTTPRequestHandler):
 def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     told = state.told
     prompt = str(body["messages"][-1]["content"])
-    words = len(prompt.split())
-    if words > state.flags.context_length:
+    words = len(prompt.split()) + told.get("template_tokens", 0)
+    if words + body["max_tokens"] > state.flags.context_length:
         return 400, {"message": f"The input ({words} tokens) is longer than the context length"}
     with state.lock:
         state.running += 1

@@ -303,6 +303,36 @@ def test_dry_run_shows_a_bad_row_of_each_kind(
     )
 
 
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        # Six tokens and 24 are the context; seven and 24 are refused.
+        ("kind: endpoint, base_urls: ['http://h/v1'], context_length: 30", True),
+        ("kind: sglang, command: [x], flags: ['--context-length=30']", True),
+        ("kind: sglang, command: [x]", False),
+        ("kind: embedded, context_length: 30", False),
+    ],
+)
+def test_dry_run_counts_the_prompts_that_have_no_room_in_a_given_context(
+    tmp_path: Path,
+    run_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    told: bool,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "aaaa"}\n{"prompt": "aaaaaaaa"}\n')
+    words = [f"engine={{{engine}}}", "model=none/such", "sampling.max_tokens=24"]
+    sets = [part for word in words for part in ("--set", word)]
+    assert regenerate.main([str(run_file), "--dry-run", *sets]) == 0
+    line = (
+        "no room    1 prompts and sampling.max_tokens are more than the context of 30: an engine "
+        "refuses them"
+    )
+    assert (line in capsys.readouterr().out.splitlines()) == told
+
+
 # -- engines
 
 

@@ -517,3 +517,27 @@ def test_largest_budget_counts_the_tries_of_cut_turns() -> None:
     assert RunFile.model_validate(values).most_completion_tokens == 100
     values["quality"] = {"cut_in_answer": {"policy": "retry"}, "max_attempts": 3}
     assert RunFile.model_validate(values).most_completion_tokens == 400
+
+
+@pytest.mark.parametrize(
+    ("quality", "most"),
+    [
+        # What was cut and loops is asked again for the loop, with a larger budget.
+        ({"looping": {"policy": "retry"}}, 400),
+        ({"looping": {"policy": "retry", "enabled": False}}, 100),
+        (
+            {
+                "looping": {"policy": "retry"},
+                "cut_in_answer": {"enabled": False},
+                "cut_in_thinking": {"enabled": False},
+            },
+            100,
+        ),
+    ],
+)
+def test_largest_budget_counts_whatever_asks_for_a_cut_turn_again(
+    quality: dict[str, object], most: int
+) -> None:
+    values: dict[str, object] = {"prompts": {"path": "p"}, "model": "m", "output": {"folder": "o"}}
+    values |= {"sampling": {"max_tokens": 100}, "quality": quality}
+    assert RunFile.model_validate(values).most_completion_tokens == most

@@ -298,7 +298,7 @@ def test_engine_that_hangs_behind_a_healthy_page_is_started_again(site: MakeSite
 
 def test_memory_that_runs_out_while_serving_steps_down(site: MakeSite) -> None:
     # Out of memory above 12 at once. No row is to blame: the configuration is.
-    at = site(prompts_of(40), {"oom_above": 12, "slow_s": 0.1}, max_deaths_in_flight=50)
+    at = site(prompts_of(40), {"oom_above": 12, "slow_s": 0.4}, max_deaths_in_flight=50)
     at.run()
     each_once(at.book, 40)
     steps = at.told("step_down")
@@ -322,6 +322,8 @@ def test_poison_prompt_kills_three_engines_and_ends_as_an_error_row(site: MakeSi
         {"kill_on": "question 7.0", "linger_s": 0.05},
         plan="off",
         max_deaths_in_flight=2,
+        # So few that each suspect goes alone.
+        max_running_requests=8,
     )
     at.run()
     each_once(at.book, 20)
@@ -429,6 +431,66 @@ def test_context_of_the_run_file_stands_and_retries_of_cut_turns_are_reckoned_wi
     cut = launch_of(tmp_path, [(1, 1_203)], quality={"cut_in_answer": {"policy": "retry"}})
     assert cut.flags is not None
     assert cut.flags.number("context-length") == 117_760
+
+
+def test_context_grows_by_what_the_chat_template_takes(site: MakeSite) -> None:
+    # The longest prompt and 4,096 need 8,192 at most; with a template of 5,000 tokens they do not
+    # fit, and each row would be refused.
+    at = site(prompts_of(6), {"template_tokens": 5000})
+    at.engine.longest_prompts = [(1, 60)]
+    at.run()
+    each_once(at.book, 6)
+    assert {row["status"] for row in published_rows(at.book).values()} == {"ok"}
+    contexts = [line.partition("--context-length ")[2].split()[0] for line in at.starts()]
+    # 60 + 4,096 + 5,000, and two words of the first question: 9 times 1,024.
+    assert contexts == ["8192", "9216"]
+    assert "had_tokens=8192" in at.told("context_lengthened")[0]
+    assert at.engine.context_length == 9216
+
+
+@pytest.mark.parametrize(
+    ("given", "has", "trial_tokens", "context"),
+    [
+        (None, 31_744, 20, None),
+        (None, 31_744, None, None),
+        # 1,203 + 28,672 + 3,000 = 32,875: 33 times 1,024.
+        (None, 31_744, 3000, 33_792),
+        # The run file's own stands, and comes back where a step down had cut it.
+        (31_744, 31_744, 3000, None),
+        (32_768, 31_744, 3000, 32_768),
+        (40_960, 31_744, 3000, 33_792),
+    ],
+)
+def test_context_is_lengthened_no_further_than_the_run_file_has_it(
+    tmp_path: Path, given: int | None, has: int, trial_tokens: int | None, context: int | None
+) -> None:
+    engine = {"kind": "sglang", "command": ["c"], "context_length": given}
+    launch = launch_of(tmp_path, [(1, 1_203)], engine=engine)
+    assert launch.flags is not None
+    launch.flags = launch.flags.changed({"context-length": str(has)})
+    assert launch.lengthen_context(trial_tokens) == (context is not None)
+    assert launch.flags.number("context-length") == (context or has)
+
+
+def test_context_of_the_run_file_that_may_be_too_short_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {"kind": "sglang", "command": ["c"], "flags": ["--context-length=30720"]}
+    launch_of(tmp_path, [(1, 1_000)], engine=engine)
+    assert "context_short" not in capsys.readouterr().out
+    launch_of(tmp_path, [(1, 17_606)], engine=engine)
+    told = capsys.readouterr().out
+    assert "event=context_short context_tokens=30720 enough_tokens=48128" in told
+
+
+def test_launch_that_no_plan_fits_has_the_context_of_its_prompts_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 13.6 GiB of the card are left to the weights' 51: what the run file gives stands.
+    engine = {"kind": "sglang", "command": ["c"], "flags": ["--mem-fraction-static=0.15"]}
+    launch = launch_of(tmp_path, [(1, 1_203)], engine=engine)
+    assert "event=unplanned reason='no plan fits" in capsys.readouterr().out
+    assert launch.arguments() == ["--mem-fraction-static", "0.15", "--context-length", "31744"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engines.failure_wordings import CauseKind
 from pipeline.engines.ladder import (
     MOST_STEPS,
     Again,
@@ -14,7 +15,7 @@ from pipeline.engines.ladder import (
     Tried,
     next_step,
 )
-from pipeline.engines.launch_log import failure_cause, figures
+from pipeline.engines.launch_log import Cause, failure_cause, figures
 from pipeline.planner.calibration import calibration_of
 from pipeline.planner.hardware import gpu_named
 from pipeline.planner.launch_flags import LaunchFlags, parse_launch_line
@@ -131,6 +132,26 @@ def test_every_ladder_ends_and_never_tries_a_failed_configuration_twice(
     else:
         pytest.fail("the ladder has no end")
     assert len(steps) <= MOST_STEPS + 1
+
+
+@pytest.mark.parametrize("kinds", [("killed", "nccl"), ("unknown", "watchdog")])
+def test_causes_that_take_turns_come_to_an_end(kinds: tuple[CauseKind, ...]) -> None:
+    so_far: tuple[Tried, ...] = ()
+    line = flags("--mem-fraction-static 0.85")
+    for number in range(40):
+        kind = kinds[number % 2]
+        so_far += (Tried(flags=line, cause=bare_cause(kind)),)
+        answer = next_step(so_far, setting())
+        if isinstance(answer, Stop):
+            break
+        line = answer.flags if isinstance(answer, Step) else line
+    else:
+        pytest.fail("the ladder has no end")
+    assert len(so_far) < 14
+
+
+def bare_cause(kind: CauseKind, flag: str | None = None) -> Cause:
+    return Cause(kind=kind, stage="start", summary=kind, evidence=(), flag=flag)
 
 
 def test_slack_failure_leaves_more_outside_the_pools_by_what_was_lacking() -> None:
@@ -311,6 +332,29 @@ def test_flag_of_the_plans_own_that_a_release_refuses_is_left_out() -> None:
     users = next_step((at,), setting(users_flags=frozenset({"mamba-radix-cache-strategy"})))
     assert isinstance(users, Stop)
     assert "correct engine.flags" in users.reason
+
+
+def test_refused_line_that_was_killed_before_is_not_tried_again() -> None:
+    # A step that only adds a flag; its engine is killed before it reads its flags, then refuses it.
+    at = tried("--mem-fraction-static 0.80", RUNTIME)
+    added = at.flags.changed({"disable-radix-cache": ""})
+    refused = bare_cause("flag", "disable-radix-cache")
+    so_far = (at, *(Tried(flags=added, cause=why) for why in (bare_cause("killed"), refused)))
+    answer = next_step(so_far, setting())
+    assert isinstance(answer, Step)
+    assert not answer.flags.has("disable-radix-cache")
+
+
+def test_flag_that_was_refused_comes_back_with_no_later_step() -> None:
+    # The price calls for the flag each time, with another fraction.
+    on = setting(rate=lambda made: float(made.settings.disable_radix_cache))
+    at = tried("--mem-fraction-static 0.80", RUNTIME)
+    added = flags("--mem-fraction-static 0.74 --disable-radix-cache")
+    refused = Tried(flags=added, cause=bare_cause("flag", "disable-radix-cache"))
+    without = Tried(flags=added.changed({"disable-radix-cache": None}), cause=at.cause)
+    answer = next_step((at, refused, without), on)
+    assert isinstance(answer, Step)
+    assert not answer.flags.has("disable-radix-cache")
 
 
 @pytest.mark.parametrize(

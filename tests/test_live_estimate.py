@@ -19,7 +19,7 @@ from pipeline.planner.run_update import DryRun, NoDryRun
 from pipeline.planner.throughput import rate_at
 from pipeline.run_query import configured_group
 from pipeline.storage import LocalFolder
-from schemas.config import HardwareConfig, LengthsConfig, RunFile
+from schemas.config import EngineConfig, HardwareConfig, LengthsConfig, RunFile
 from schemas.estimate import RunUpdate
 from schemas.live import LiveSpan
 from schemas.manifest import RunIdentity, RunRecord, Session
@@ -274,6 +274,8 @@ def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
 
 def test_dry_run_is_of_the_launch_that_came_up(tmp_path: Path) -> None:
     folder, config = LocalFolder(tmp_path), run_file(tmp_path)
+    engine = EngineConfig(kind="sglang", command=["c"], max_running_requests=3)
+    config = config.model_copy(update={"engine": engine})
     launched = "--tp-size 2 --mem-fraction-static 0.80 --max-running-requests 3"
     as_it_runs = expectation(folder, config, today=TODAY, launched=launched).dry_run
     assert isinstance(as_it_runs, DryRun)

@@ -556,6 +556,41 @@ def test_row_that_killed_engines_in_an_earlier_session_kills_one_more_at_most(
     assert at.engine.starts == 2
 
 
+@dataclass(slots=True, kw_only=True)
+class SlowPoisonedEngine(PoisonedEngine):
+    """Others are in flight for long enough to be beside it."""
+
+    async def generate(self, request: Request) -> Outcome:
+        if request.row_id != self.poison:
+            self.in_flight += 1
+            try:
+                await asyncio.sleep(0.03)
+            finally:
+                self.in_flight -= 1
+        return await PoisonedEngine.generate(self, request)
+
+
+@pytest.mark.parametrize(
+    ("poison", "beside"),
+    # The twenty suspects go in a group of sixteen, and the last four one by one.
+    [("q003", [15, 0]), ("q019", [0])],
+)
+def test_many_rows_that_were_near_the_same_deaths_go_in_a_group_and_the_guilty_one_alone(
+    desk: MakeDesk, poison: str, beside: list[int]
+) -> None:
+    poisoned = SlowPoisonedEngine(poison=poison, max_running_requests=20)
+    # One shard, so that all are there when the first is tried.
+    work = {"shard_rows": 30}
+    at = desk(prompts_of(30), poisoned, engine={"max_deaths_in_flight": 2}, work=work)
+    at.book.ledger.deaths.update(dict.fromkeys(range(20), 2))
+    at.run()
+    each_once(at.book, 30)
+    rows = published_rows(at.book)
+    assert [row_id for row_id, row in rows.items() if row["status"] == "error"] == [poison]
+    assert poisoned.beside_poison == beside
+    assert at.engine.starts == 1 + len(beside)
+
+
 def test_row_that_was_only_near_deaths_is_answered_when_it_is_alone(desk: MakeDesk) -> None:
     poisoned = PoisonedEngine(poison="q001", max_running_requests=2)
     at = desk(prompts_of(3), poisoned, engine={"max_deaths_in_flight": 1})

@@ -77,6 +77,8 @@ class ServedEngine:
     _answers: int = 0
     _answers_at_start: int = 0
     _is_ready: bool = False
+    _trial_tokens: int | None = None
+    """What the first question took, the chat template's own tokens with it."""
     _process: EngineProcess | None = None
     _client: "ChatClient | None" = None
     _start_watch: StartWatch = field(init=False)
@@ -229,8 +231,10 @@ class ServedEngine:
                 async with self._turn_on_this_node():
                     await self._start_sglang(launch)
                     await self._wait_until_ready()
-                    await self._note_figures(launch)
-                return
+                    if not launch.lengthen_context(self._trial_tokens):
+                        await self._note_figures(launch)
+                        return
+                await self.stop()
             except EngineError as error:
                 if self._process is None:
                     raise EngineGivenUpError(str(error)) from None
@@ -351,6 +355,9 @@ class ServedEngine:
                 self._check_process(deadline_s, str(error))
                 await asyncio.sleep(_READY_POLL_S)
         self.context_length = self.config.engine.context_length or facts.context_length
+        if self.config.engine.kind == "sglang":
+            # A step down may have cut what the run file gives.
+            self.context_length = facts.context_length or self.context_length
         self.release = self.release or await server_release(
             self._client.base_url, self._client.api_key
         )
@@ -362,6 +369,7 @@ class ServedEngine:
         while True:
             outcome = await self._outcome_of_trial(deadline_s)
             if isinstance(outcome, Turn):
+                self._trial_tokens = outcome.prompt_tokens
                 return
             why = outcome.text if isinstance(outcome, Refusal) else outcome.cause
             if isinstance(outcome, Refusal):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from pipeline.engines.blind_steps import FRACTIONS_ALLOWED, SLACK_KINDS, usual_remedies
 from pipeline.engines.failure_wordings import CauseKind
 from pipeline.engines.launch_log import Cause
 from pipeline.planner.launch_flags import LaunchFlags
@@ -66,11 +67,9 @@ _ASK_GROWTH = 2
 # 1 + 2 + 4 of the first ask, 1.75 GiB where nothing but the margin is known to be lacking. That is
 # the planner's own error (memory_budget.py: 0.3 of the estimates and 400 MiB, 1.9 GiB for
 # Qwen3.6-27B on an RTX PRO 6000) once more, and no more than twice what was really lacking.
-_SLACK_KINDS = ("graph_capture", "runtime")
 _POOL_KINDS = ("pool", "state_pool", "unbalanced")
-_MENDED_BY_FLAGS = (*_POOL_KINDS, *_SLACK_KINDS, "weights", "draft_weights")
+_MENDED_BY_FLAGS = (*_POOL_KINDS, *SLACK_KINDS, "weights", "draft_weights")
 _FRACTION_STEPS = (0.0, 0.02, -0.02, 0.04, -0.04, 0.06, -0.06, 0.1, -0.1, 0.15, -0.15)
-_FRACTIONS_ALLOWED = (0.4, 0.97)
 _RANKS = (2, 4, 8, 16)
 
 _ADVICE: dict[CauseKind, str] = {
@@ -149,17 +148,18 @@ def next_step(
 ) -> Step | Again | Stop:
     """What follows on the last of `tried`, which is all that was tried so far, in order."""
     last = tried[-1]
-    cause = last.cause
+    cause, setting = last.cause, _refusing(setting, tried)
     if cause.kind in _ADVICE:
         dropped = _without_own_flag(last, setting)
         if dropped is None:
             return Stop(reason=f"{cause.summary}; {_ADVICE[cause.kind]}")
         if dropped.flags.argv() not in {one.flags.argv() for one in tried}:
             return dropped
-        # Without the refused flag it is what failed before: another way from there.
-        refused = tuple(one for one in tried if one.cause.kind == cause.kind)
-        earlier = tuple(one for one in tried if one not in refused)
-        return next_step(earlier, _refusing(setting, refused), calibration)
+        # Without the refused flag it is what failed before: another way from there. All that the
+        # refused line ended of is left aside, or "the same again" would mean that line.
+        refused = {one.flags.argv() for one in tried if one.cause.kind == cause.kind}
+        earlier = tuple(one for one in tried if one.flags.argv() not in refused)
+        return next_step(earlier, setting, calibration)
     if cause.kind in _MOST_AGAIN:
         repeats = _repeats(tried)
         if repeats <= _MOST_AGAIN[cause.kind]:
@@ -173,21 +173,24 @@ def next_step(
     return _planned_step(tried, forecasts) or _blind_step(tried, forecasts) or _end(last)
 
 
-def _refusing(setting: Setting, refused: tuple[Tried, ...]) -> Setting:
-    flags = {one.cause.flag for one in refused if one.cause.flag is not None}
-    return replace(setting, refused_flags=setting.refused_flags | flags)
+def _refusing(setting: Setting, tried: tuple[Tried, ...]) -> Setting:
+    """With the flags that an engine has refused, so that no later step brings one back."""
+    refused = {
+        one.cause.flag for one in tried if one.cause.kind in _ADVICE and one.cause.flag is not None
+    }
+    return replace(setting, refused_flags=setting.refused_flags | refused)
 
 
 def _repeats(tried: tuple[Tried, ...]) -> int:
-    """How often the last cause came in a row; of one that flags mend, how often in all."""
-    kind, count = tried[-1].cause.kind, 0
-    if kind in _MENDED_BY_FLAGS:
-        return sum(one.cause.kind == kind for one in tried)
-    for one in reversed(tried):
-        if one.cause.kind != kind:
-            break
-        count += 1
-    return count
+    """How often the last cause came of this configuration; of one that flags mend, of any.
+
+    Others may lie between: causes that take turns must not go on for ever.
+    """
+    last = tried[-1]
+    alike = [one for one in tried if one.cause.kind == last.cause.kind]
+    if last.cause.kind in _MENDED_BY_FLAGS:
+        return len(alike)
+    return sum(one.flags.argv() == last.flags.argv() for one in alike)
 
 
 def _end(last: Tried) -> Stop:
@@ -196,7 +199,7 @@ def _end(last: Tried) -> Stop:
         return Stop(reason=f"{last.cause.summary}; end that process, or use another card")
     if kind in ("weights", "draft_weights"):
         return Stop(reason=f"{last.cause.summary}; more cards per engine, or a smaller format")
-    if kind in (*_POOL_KINDS, *_SLACK_KINDS):
+    if kind in (*_POOL_KINDS, *SLACK_KINDS):
         return Stop(reason=f"{last.cause.summary}; no other flags fit this card")
     return Stop(reason=f"{last.cause.summary}; it came back every time")
 
@@ -340,7 +343,7 @@ def _fractions(flags: LaunchFlags, forecasts: _Forecasts) -> Iterator[Changes]:
             yield {}
             continue
         value = round((current or 0.85) + step, 2)
-        if _FRACTIONS_ALLOWED[0] <= value <= _FRACTIONS_ALLOWED[1]:
+        if FRACTIONS_ALLOWED[0] <= value <= FRACTIONS_ALLOWED[1]:
             yield {"mem-fraction-static": f"{value:g}"}
 
 
@@ -424,8 +427,8 @@ def _demands(tried: tuple[Tried, ...]) -> list[_Demand]:
     """
     demands, seen = [], list[tuple[bool, tuple[str, ...]]]()
     for one in tried:
-        kind = (one.cause.kind in _SLACK_KINDS, one.flags.argv())
-        is_of_memory = one.cause.kind in (*_SLACK_KINDS, *_POOL_KINDS)
+        kind = (one.cause.kind in SLACK_KINDS, one.flags.argv())
+        is_of_memory = one.cause.kind in (*SLACK_KINDS, *_POOL_KINDS)
         before = {line for in_slack, line in seen if in_slack == kind[0]} - {kind[1]}
         growth = _ASK_GROWTH ** len(before) if is_of_memory else 1
         demands.append(_Demand(failed=one, growth=growth))
@@ -448,7 +451,7 @@ def _is_better(plan: LaunchPlan, demand: _Demand, forecasts: _Forecasts) -> bool
     if there is None:
         return True
     kind = failed.cause.kind
-    if kind in _SLACK_KINDS:
+    if kind in SLACK_KINDS:
         return _headroom(plan) >= _headroom(there) + growth * _lacking_bytes(failed.cause)
     if kind in _POOL_KINDS and there.verdict != "does_not_fit":
         more_slots = plan.capacity.state_slots > there.capacity.state_slots
@@ -485,8 +488,6 @@ def _lacking_bytes(cause: Cause) -> int:
 
 # -- steps without a plan
 
-_BLIND_FRACTION = {"pool": 0.03, "state_pool": 0.03, "graph_capture": -0.04, "runtime": -0.04}
-
 
 def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     """Usual remedies in order, where no plan can be made or a plan knows nothing of the cause."""
@@ -494,41 +495,13 @@ def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     known = {one.flags.argv() for one in tried}
     if last.cause.kind in _MENDED_BY_FLAGS and forecasts.of(last.flags) is not None:
         return None
-    for changes in _blind_changes(last):
+    for changes in usual_remedies(last.flags, last.cause.kind):
         spare = _without_spare_context(last.flags, forecasts.setting)
         flags = last.flags.changed({**spare, **changes})
         refused = any(map(flags.has, forecasts.setting.refused_flags))
         if flags.argv() not in known and not refused:
             return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")
     return None
-
-
-def _blind_changes(last: Tried) -> Iterator[Changes]:
-    flags, kind = last.flags, last.cause.kind
-    if kind == "nccl":
-        yield {"disable-custom-all-reduce": ""}
-    if kind == "host_memory" and flags.has("enable-hierarchical-cache"):
-        yield dict.fromkeys(("enable-hierarchical-cache", "hicache-ratio", "hicache-size"))
-    step = _BLIND_FRACTION.get(kind)
-    if step is not None:
-        value = round((flags.fraction("mem-fraction-static") or 0.85) + step, 2)
-        if _FRACTIONS_ALLOWED[0] <= value <= _FRACTIONS_ALLOWED[1]:
-            yield {"mem-fraction-static": f"{value:g}"}
-    if kind in ("draft_weights", "state_pool", *_SLACK_KINDS) and flags.has(
-        "speculative-algorithm"
-    ):
-        names = [name for name, _ in flags.values if name.startswith("speculative-")]
-        yield dict.fromkeys(names)
-    if kind in _SLACK_KINDS:
-        yield {"cuda-graph-max-bs-decode": "16"}
-        yield {"chunked-prefill-size": "2048"}
-    if kind == "state_pool":
-        # One slot a request instead of three or more.
-        yield {"disable-radix-cache": "", "mamba-radix-cache-strategy": None}
-    if kind in (*_SLACK_KINDS, "state_pool"):
-        requests = flags.number("max-running-requests") or 64
-        if requests > 1:
-            yield {"max-running-requests": str(requests // 2)}
 
 
 # -- words

@@ -22,7 +22,13 @@ from pipeline.engines.ladder import (
     next_step,
 )
 from pipeline.engines.launch_log import Cause, figures
-from pipeline.engines.launch_setting import Longest, first_launch, launch_setting, users_flags
+from pipeline.engines.launch_setting import (
+    Longest,
+    first_launch,
+    launch_setting,
+    needed_context_tokens,
+    users_flags,
+)
 from pipeline.errors import PlanError
 from pipeline.planner.calibration import (
     Difference,
@@ -107,6 +113,7 @@ class Launch:
                 f"event=gpu_shared index={card.index} free_mib={card.free_mib} "
                 f"total_mib={card.total_mib}"
             )
+        self._tell_short_context()
         if self.config.engine.plan == "off":
             return
         if first.unplanned:
@@ -136,7 +143,45 @@ class Launch:
         """What the launch asks for; the engine's effective figure may be less. None: nothing."""
         return self.flags.number("max-running-requests") if self.flags else None
 
+    def _tell_short_context(self) -> None:
+        """The run file's context stands, and a row that has no room in it ends as an error row."""
+        assert self.setting is not None
+        given = users_flags(self.config).number("context-length")
+        enough = self.setting.least_context_tokens
+        if given is not None and enough is not None and given < enough:
+            self.log(
+                f"event=context_short context_tokens={given} enough_tokens={enough} "
+                "why='the longest prompt by its bytes and its budget; what has no room is refused'"
+            )
+
     # -- what comes of a start
+
+    def lengthen_context(self, trial_tokens: int | None) -> bool:
+        """Whether another start is due, with a longer context, by what a short question took.
+
+        What the chat template adds is assumed until an engine has counted it.
+        """
+        setting, flags = self.setting, self.flags
+        assert setting is not None
+        assert flags is not None
+        needed = needed_context_tokens(
+            self.config, setting.model, self.longest_prompts, template_tokens=trial_tokens or 0
+        )
+        has = flags.number("context-length")
+        if needed is None or has is None:
+            return False
+        self.setting = replace(setting, least_context_tokens=needed)
+        # The run file's own is not gone beyond; a step down may have cut it.
+        most = users_flags(self.config).number("context-length") or needed
+        context = min(needed, most)
+        if context <= has:
+            return False
+        self.flags = flags.changed({"context-length": str(context)})
+        self.log(
+            f"event=context_lengthened context_tokens={context} had_tokens={has} "
+            f"why='a short question took {trial_tokens} tokens'"
+        )
+        return True
 
     def came_up(self, log_text: str, info: Mapping[str, Any]) -> int:
         """Note the figures of an engine that runs; returns the requests to keep in flight."""

@@ -31,7 +31,10 @@ Longest = Sequence[tuple[int, int]]
 """Turns to generate → the most tokens that a row of so many can ask with, answers left out."""
 
 _TEMPLATE_TOKENS = 1024
-# assumed: more than a chat template adds of its own, such as a system prompt where there is none
+# assumed: more than most chat templates add of their own, such as a system prompt where there is
+# none; the engine's first answer tells what it is
+_LEAST_CONTEXT_TOKENS = 8192
+# assumed: a first question and the longest template have room in it, and it costs next to nothing
 _CONTEXT_STEP_TOKENS = 1024
 
 
@@ -46,14 +49,36 @@ class FirstLaunch:
 
 def users_flags(config: RunFile) -> LaunchFlags:
     """The run file's own flags, with the settings that it gives under names of its own."""
-    environment = [f"{name}={value}" for name, value in config.engine.env.items()]
-    flags = parse_launch_line([*environment, *config.engine.flags, "--model-path", config.model])
+    flags = _written_flags(config)
     given: dict[str, str | None] = {}
     if "max_running_requests" in config.engine.model_fields_set:
         given["max-running-requests"] = str(config.engine.max_running_requests)
     if config.engine.context_length is not None:
         given["context-length"] = str(config.engine.context_length)
     return flags.changed({name: text for name, text in given.items() if not flags.has(name)})
+
+
+def _written_flags(config: RunFile) -> LaunchFlags:
+    environment = [f"{name}={value}" for name, value in config.engine.env.items()]
+    return parse_launch_line([*environment, *config.engine.flags, "--model-path", config.model])
+
+
+def plan_base(config: RunFile, context_tokens: int | None) -> LaunchFlags:
+    """What every plan of the run keeps: its own flags, and a context where it gives none.
+
+    What an engine of another kind is told under names of its own is no word on SGLang's.
+    """
+    given = users_flags(config) if config.engine.kind == "sglang" else _written_flags(config)
+    if context_tokens is None or given.has("context-length"):
+        return given
+    return given.changed({"context-length": str(context_tokens)})
+
+
+def given_context_tokens(config: RunFile) -> int | None:
+    """The context that the run file gives; None: the launch takes what the prompts need."""
+    if config.engine.kind == "sglang":
+        return users_flags(config).number("context-length")
+    return config.engine.context_length if config.engine.kind == "endpoint" else None
 
 
 def check_launch(config: RunFile) -> None:
@@ -83,7 +108,7 @@ def launch_setting(
     """What plans stand on, and why there can be none."""
     reasons = []
     try:
-        model: ModelFacts | None = _model(config)
+        model: ModelFacts | None = run_model(config)
     except PlanError as error:
         model, reasons = None, [str(error)]
     gpu = _gpu(config, tuple(cards))
@@ -113,11 +138,8 @@ def first_launch(
     if config.engine.plan == "off" or unplanned or setting.model is None or setting.gpu is None:
         return FirstLaunch(flags=given, setting=setting, unplanned=unplanned)
     try:
-        base = given
-        if not given.has("context-length"):
-            # A context that is chosen for its memory would refuse long rows.
-            context = setting.least_context_tokens or setting.model.context_length
-            base = given.changed({"context-length": str(context)})
+        # A context that is chosen for its memory would refuse long rows.
+        base = plan_base(config, setting.least_context_tokens or setting.model.context_length)
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
             base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
@@ -135,27 +157,30 @@ def first_launch(
             most=1,
         )
     except PlanError as error:
-        return FirstLaunch(flags=given, setting=setting, unplanned=str(error))
+        bare = plan_base(config, setting.least_context_tokens)
+        return FirstLaunch(flags=bare, setting=setting, unplanned=str(error))
     return FirstLaunch(
         flags=_as_planned(given, found[0].plan.argv), setting=setting, unplanned=None
     )
 
 
 def needed_context_tokens(
-    config: RunFile, model: ModelFacts | None, longest: Longest | None
+    config: RunFile, model: ModelFacts | None, longest: Longest | None, *, template_tokens: int = 0
 ) -> int | None:
     """The shortest context in which no row is refused or cut before its budget; None: unknown.
 
     Every turn is reckoned with the largest budget that a try of it may have, and every byte of a
-    prompt as a token. SGLang takes a request whose prompt and budget are the context together
+    prompt as a token. `template_tokens` is what the chat template adds, where an engine has told
+    it. SGLang takes a request whose prompt and budget are the context together
     (tokenizer_manager.py, 0.5.23).
     """
     if model is None or not longest:
         return None
     budget = config.most_completion_tokens
-    needed = max(tokens + turns * budget for turns, tokens in longest) + _TEMPLATE_TOKENS
+    needed = max(tokens + turns * budget for turns, tokens in longest)
+    needed += max(template_tokens, _TEMPLATE_TOKENS)
     rounded = -(-needed // _CONTEXT_STEP_TOKENS) * _CONTEXT_STEP_TOKENS
-    return min(rounded, model.context_length)
+    return min(max(rounded, _LEAST_CONTEXT_TOKENS), model.context_length)
 
 
 def _of_one_engine(candidate: Candidate, load: Load) -> float:
@@ -220,13 +245,11 @@ def _limits(config: RunFile) -> SearchLimits:
     )
 
 
-def _model(config: RunFile) -> ModelFacts:
+def run_model(config: RunFile, config_path: Path | None = None) -> ModelFacts:
+    """The model by its config file, else by its name, with what the launch line overrides in it."""
     planner = config.planner
-    files = (
-        read_model(Path(planner.model_config_path))
-        if planner.model_config_path
-        else find_model(config.model)
-    )
+    path = config_path or (Path(planner.model_config_path) if planner.model_config_path else None)
+    files = read_model(path) if path else find_model(config.model)
     overrides = users_flags(config).text("json-model-override-args", "{}")
     try:
         changed = json.loads(overrides)
