@@ -94,6 +94,9 @@ class StoreFolder(Folder):
     def names(self, name: str = ".") -> list[str]:
         return sorted({entry.name for entry in self._store.entries(name)})
 
+    def sizes(self, name: str = ".") -> dict[str, int]:
+        return {entry.name: entry.size_bytes for entry in self._store.entries(name)}
+
     def folder_names(self, name: str = ".") -> list[str]:
         return sorted({entry.name for entry in self._store.entries(name) if not entry.is_file})
 
