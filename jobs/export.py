@@ -94,12 +94,11 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     from pipeline.hub import check_push, push
     from pipeline.intake import schema_from_text
     from pipeline.object_store import open_store
+    from pipeline.status import check_has_run
     from pipeline.store_folder import open_folder
 
     folder = open_folder(arguments.folder)
-    run = checkpoint.read_run(folder)
-    if run is None:
-        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+    run = check_has_run(folder)
     checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
     manifest = checkpoint.read_manifest(folder)

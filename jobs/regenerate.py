@@ -531,7 +531,11 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     check_engine(config)
     _check_quality(config)
     _check_events(config)
-    found = dry_run(config, open_folder(config.output.folder))
+    folder = open_folder(config.output.folder)
+    if folder.is_elsewhere:
+        # Of a store it is only looked up whether there is such a bucket.
+        _make_folder(folder)
+    found = dry_run(config, folder)
     if as_json:
         print(json.dumps(asdict(found), indent=1))
         return DONE
