@@ -36,6 +36,7 @@ from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
     from pipeline.cluster import Cluster
+    from pipeline.driver_lock import Holder
     from pipeline.live_eta import LiveEta
     from pipeline.session import Prepared
     from pipeline.storage import Folder
@@ -167,22 +168,19 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         )
     holder = driver_lock.this_process()
     driver_lock.acquire(folder, holder, time.sleep)
-    try:
-        with _beating(folder, holder) as lost:
-            prepared = prepare(
-                config,
-                folder,
-                token=holder.token,
-                accept_drift=arguments.accept_drift,
-                retry_errors=arguments.retry_errors,
-                retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
-                accept_canary=arguments.accept_canary,
-                now_s=time.time(),
-                log=_log,
-            )
-            return _generate(folder, prepared, lost, arguments)
-    finally:
-        driver_lock.release(folder, holder)
+    with _giving_back(folder, holder), _beating(folder, holder) as lost:
+        prepared = prepare(
+            config,
+            folder,
+            token=holder.token,
+            accept_drift=arguments.accept_drift,
+            retry_errors=arguments.retry_errors,
+            retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
+            accept_canary=arguments.accept_canary,
+            now_s=time.time(),
+            log=_log,
+        )
+        return _generate(folder, prepared, lost, arguments)
 
 
 def _check_quality(config: RunFile) -> None:
@@ -226,6 +224,21 @@ def _make_folder(folder: "Folder") -> None:
         raise ConfigError(
             f"output.folder: cannot create {folder.where}: {error.strerror}"
         ) from None
+
+
+@contextlib.contextmanager
+def _giving_back(folder: "Folder", holder: "Holder") -> Iterator[None]:
+    """Remove the lock when the block ends."""
+    from pipeline import driver_lock
+
+    try:
+        yield
+    finally:
+        try:
+            driver_lock.release(folder, holder)
+        except (OSError, ConfigError) as error:
+            # What ended the run is what is to be told; the lock of a process that is gone is taken.
+            _log(f"event=warning the driver's lock cannot be removed: {error}")
 
 
 @contextlib.contextmanager

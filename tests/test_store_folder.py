@@ -37,7 +37,7 @@ from test_checkpoint import (
 from jobs import export, regenerate
 from pipeline import checkpoint, driver_lock, store_folder
 from pipeline.checkpoint import DATA, MANIFEST_FILE, STAGING
-from pipeline.errors import ConfigError, ResumeError
+from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
 from pipeline.object_store import Entry, Store
 from pipeline.sources import input_files
 from pipeline.storage import Folder, LocalFolder
@@ -283,6 +283,22 @@ def test_second_driver_is_refused_while_the_first_lives(memory: Callable[..., St
     driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
     with pytest.raises(ResumeError, match="another driver"):
         driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
+
+
+def test_lock_that_cannot_be_given_back_hides_no_error(
+    memory: Callable[..., StoreFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pipeline.object_store.sleep", lambda _: None)
+    store, holder = memory()._store, driver_lock.this_process()
+    away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
+    with (
+        pytest.raises(CoordinatorLostError, match="gone"),
+        regenerate._giving_back(away, holder),
+    ):
+        raise CoordinatorLostError("the coordinator is gone")
+    assert "event=warning the driver's lock cannot be removed: memory://" in capsys.readouterr().err
 
 
 # -- what is not there, and stores that cannot be used
