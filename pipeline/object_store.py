@@ -30,8 +30,8 @@ from pyarrow import fs
 from pipeline.errors import ConfigError
 from schemas.config import is_url
 
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-_PATIENCE_S = 20.0
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
+_PATIENCE_S = 25.0
 # After so long nothing is tried again. A coordinator that waits here hears no worker, and with the
 # last try of a write to a store that keeps silent, 29 s, it has to stay below `work.lease_ttl_s`.
 _TRIES_OF_THE_LIBRARY = 3
@@ -79,8 +79,12 @@ class Store:
 
     def has_bucket(self) -> bool:
         """Asked once: whoever sets a run up hears of a wrong key at once."""
-        with self._told():
+        try:
             found = self._filesystem.get_file_info(self.bucket)
+        except (OSError, pa.ArrowException):
+            # A key that is good for this prefix alone may not ask for the bucket.
+            self.first_entry()
+            return True
         return bool(found.type != fs.FileType.NotFound)
 
     def first_entry(self) -> Entry | None:

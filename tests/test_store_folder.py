@@ -357,6 +357,26 @@ def test_bucket_that_is_not_there_is_one_line(bucket: str) -> None:
         open_folder(bucket.replace("s3://sets/", "s3://nowhere/")).make()
 
 
+@pytest.mark.parametrize("is_confined", [True, False])
+def test_key_that_is_good_for_the_prefix_alone_will_do(
+    memory: Callable[..., StoreFolder], *, is_confined: bool
+) -> None:
+    store = memory()._store
+
+    class Denying:
+        def get_file_info(self, path: str) -> object:
+            if path == store.bucket or not is_confined:
+                raise OSError("AWS Error ACCESS_DENIED during HeadBucket operation")
+            return store._filesystem.get_file_info(path)
+
+    folder = StoreFolder(Store(store.where, Denying(), store._root))
+    if is_confined:
+        folder.make()
+        return
+    with pytest.raises(ConfigError, match=r"cannot be used: .*ACCESS_DENIED"):
+        folder.make()
+
+
 class Flaky:
     """A file system that fails some times with what a busy store answers."""
 
@@ -370,7 +390,7 @@ class Flaky:
         return getattr(self._filesystem, name)
 
 
-@pytest.mark.parametrize("failures", [1, 5])
+@pytest.mark.parametrize("failures", [1, 6])
 def test_request_that_fails_is_tried_again(
     memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
