@@ -168,7 +168,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         )
     holder = driver_lock.this_process()
     driver_lock.acquire(folder, holder, time.sleep)
-    with _giving_back(folder, holder), _beating(folder, holder) as lost:
+    with _holding(folder, holder) as lost:
         prepared = prepare(
             config,
             folder,
@@ -227,23 +227,11 @@ def _make_folder(folder: "Folder") -> None:
 
 
 @contextlib.contextmanager
-def _giving_back(folder: "Folder", holder: "Holder") -> Iterator[None]:
-    """Remove the lock when the block ends."""
-    from pipeline import driver_lock
+def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]:
+    """Raise the lock's beat in the background, and remove the lock at the end.
 
-    try:
-        yield
-    finally:
-        try:
-            driver_lock.release(folder, holder)
-        except (OSError, ConfigError) as error:
-            # What ended the run is what is to be told; the lock of a process that is gone is taken.
-            _log(f"event=warning the driver's lock cannot be removed: {error}")
-
-
-@contextlib.contextmanager
-def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
-    """Raise the lock's beat in the background; yields whether the folder was taken over."""
+    Yields whether the folder was taken over.
+    """
     from pipeline import driver_lock
 
     stop, lost = threading.Event(), threading.Event()
@@ -252,7 +240,7 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
         current = holder
         while not stop.wait(driver_lock.BEAT_INTERVAL_S):
             try:
-                current = driver_lock.beat(folder, current)  # type: ignore[arg-type]
+                current = driver_lock.beat(folder, current)
             except DriverLostError:
                 lost.set()
                 return
@@ -267,6 +255,11 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
     finally:
         stop.set()
         thread.join()
+        try:
+            driver_lock.release(folder, holder)
+        except (OSError, ConfigError) as error:
+            # What ended the run is what is to be told; the lock of a process that is gone is taken.
+            _log(f"event=warning the driver's lock cannot be removed: {error}")
 
 
 def _generate(

@@ -295,7 +295,7 @@ def test_lock_that_cannot_be_given_back_hides_no_error(
     away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
     with (
         pytest.raises(CoordinatorLostError, match="gone"),
-        regenerate._giving_back(away, holder),
+        regenerate._holding(away, holder),
     ):
         raise CoordinatorLostError("the coordinator is gone")
     assert "event=warning the driver's lock cannot be removed: memory://" in capsys.readouterr().err
