@@ -16,6 +16,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+CLAIMS = "claims"
+"""Ending of the sub-folder beside a file in which those who `create` it lay their claims."""
+
 
 class Folder(ABC):
     """A folder, wherever it is. Reading what is not there raises FileNotFoundError."""

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ConfigError
 from pipeline.object_store import Store, open_store, place
-from pipeline.storage import Folder, LocalFolder
+from pipeline.storage import CLAIMS, Folder, LocalFolder
 from schemas.config import is_url
 
 _JOURNAL_OBJECT_BYTES = 2**20
@@ -121,7 +121,7 @@ class StoreFolder(Folder):
         self._store.write_whole(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        claims, own = f"{name}.claims", uuid.uuid4().hex
+        claims, own = f"{name}.{CLAIMS}", uuid.uuid4().hex
         if self.exists(name):
             return False
         self.write_whole(f"{claims}/{own}", b"")

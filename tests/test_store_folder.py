@@ -277,6 +277,10 @@ def test_claim_that_a_dead_process_left_is_no_lock_for_ever(
     driver_lock.acquire(memory(), ours, slept.append)
     driver_lock.check_held(memory(), ours.token)
     assert sum(slept) <= 4 * StoreFolder.settle_s
+    driver_lock.release(memory(), ours)
+    slept.clear()
+    driver_lock.acquire(memory(), ours, slept.append)
+    assert slept == [], "the next start waits for no dead one"
 
 
 def test_second_driver_is_refused_while_the_first_lives(memory: Callable[..., StoreFolder]) -> None:
