@@ -94,12 +94,11 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     from pipeline.hub import check_push, push
     from pipeline.intake import schema_from_text
     from pipeline.object_store import open_store
+    from pipeline.status import check_has_run
     from pipeline.store_folder import open_folder
 
-    folder = open_folder(arguments.folder)
-    run = checkpoint.read_run(folder)
-    if run is None:
-        raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+    folder, store = open_folder(arguments.folder), open_store(arguments.to)
+    run = check_has_run(folder)
     checkpoint.check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
     manifest = checkpoint.read_manifest(folder)
@@ -115,7 +114,8 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
             )
         if decode is None:
             _log("event=warning no tokenizer is at hand: token ids are not held against the text")
-    store = open_store(arguments.to)
+    if not (store.is_local or store.has_bucket()):
+        raise ConfigError(f"--to {store.where}: there is no bucket {store.bucket!r}")
     if arguments.push_to_hub:
         check_push(store, arguments.push_to_hub)
     name = hashlib.sha256(arguments.to.encode()).hexdigest()[:12]

@@ -36,6 +36,7 @@ from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
     from pipeline.cluster import Cluster
+    from pipeline.driver_lock import Holder
     from pipeline.live_eta import LiveEta
     from pipeline.session import Prepared
     from pipeline.storage import Folder
@@ -167,22 +168,19 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         )
     holder = driver_lock.this_process()
     driver_lock.acquire(folder, holder, time.sleep)
-    try:
-        with _beating(folder, holder) as lost:
-            prepared = prepare(
-                config,
-                folder,
-                token=holder.token,
-                accept_drift=arguments.accept_drift,
-                retry_errors=arguments.retry_errors,
-                retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
-                accept_canary=arguments.accept_canary,
-                now_s=time.time(),
-                log=_log,
-            )
-            return _generate(folder, prepared, lost, arguments)
-    finally:
-        driver_lock.release(folder, holder)
+    with _holding(folder, holder) as lost:
+        prepared = prepare(
+            config,
+            folder,
+            token=holder.token,
+            accept_drift=arguments.accept_drift,
+            retry_errors=arguments.retry_errors,
+            retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
+            accept_canary=arguments.accept_canary,
+            now_s=time.time(),
+            log=_log,
+        )
+        return _generate(folder, prepared, lost, arguments)
 
 
 def _check_quality(config: RunFile) -> None:
@@ -229,8 +227,11 @@ def _make_folder(folder: "Folder") -> None:
 
 
 @contextlib.contextmanager
-def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
-    """Raise the lock's beat in the background; yields whether the folder was taken over."""
+def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]:
+    """Raise the lock's beat in the background, and remove the lock at the end.
+
+    Yields whether the folder was taken over.
+    """
     from pipeline import driver_lock
 
     stop, lost = threading.Event(), threading.Event()
@@ -239,7 +240,7 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
         current = holder
         while not stop.wait(driver_lock.BEAT_INTERVAL_S):
             try:
-                current = driver_lock.beat(folder, current)  # type: ignore[arg-type]
+                current = driver_lock.beat(folder, current)
             except DriverLostError:
                 lost.set()
                 return
@@ -254,6 +255,11 @@ def _beating(folder: "Folder", holder: object) -> Iterator[Callable[[], bool]]:
     finally:
         stop.set()
         thread.join()
+        try:
+            driver_lock.release(folder, holder)
+        except (OSError, ConfigError) as error:
+            # What ended the run is what is to be told; the lock of a process that is gone is taken.
+            _log(f"event=warning the driver's lock cannot be removed: {error}")
 
 
 def _generate(
@@ -531,7 +537,11 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     check_engine(config)
     _check_quality(config)
     _check_events(config)
-    found = dry_run(config, open_folder(config.output.folder))
+    folder = open_folder(config.output.folder)
+    if folder.is_elsewhere:
+        # Of a store it is only looked up whether there is such a bucket.
+        _make_folder(folder)
+    found = dry_run(config, folder)
     if as_json:
         print(json.dumps(asdict(found), indent=1))
         return DONE

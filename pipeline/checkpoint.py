@@ -259,7 +259,7 @@ def _published_parts(
     done: set[RowKey],
     now_s: float,
 ) -> Iterator[tuple[Part | None, str | None]]:
-    present = folder.names(DATA)
+    present = folder.sizes(DATA)
     for name in [name for name in manifest.parts if name not in present]:
         rows = manifest.parts[name].num_rows
         folder.append_line(MANIFEST_FILE, event_line("unlisted", {"name": name}))
@@ -267,7 +267,7 @@ def _published_parts(
     # Listed parts first: of a part and its copy, the listed one stays.
     for name in sorted(present, key=lambda name: (name not in manifest.parts, name)):
         listed = manifest.parts.get(name)
-        is_as_listed = listed and listed.size_bytes == folder.size_bytes(f"{DATA}/{name}")
+        is_as_listed = listed and listed.size_bytes == present[name]
         if listed and is_as_listed and _claim(listed, done):
             yield listed, None
             continue

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import DriverLostError, ResumeError
-from pipeline.storage import Folder
+from pipeline.storage import CLAIMS, Folder
 
 LOCK_FILE = "driver.json"
 BEAT_INTERVAL_S = 4.0
@@ -64,6 +64,8 @@ def acquire(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> N
     winner = _holder(folder)
     if winner is None or winner.token != holder.token:
         raise ResumeError(f"another driver took {folder.where} over at the same moment")
+    # Of the dead: while the lock stands, a claim of the living wins nothing either.
+    folder.remove_folder(f"{LOCK_FILE}.{CLAIMS}")
 
 
 def beat(folder: Folder, holder: Holder) -> Holder:

@@ -10,18 +10,19 @@ library may complete an upload that is cut short; the next export writes over it
 files one data set is the last object written, `export.json`.
 
 A request to a store that fails is tried again for some seconds, after the store's own library has
-done so.
+done so. A URL is shown wherever its folder is named, so that one with a key in it is refused.
 """
 
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -29,8 +30,20 @@ from pyarrow import fs
 from pipeline.errors import ConfigError
 from schemas.config import is_url
 
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-# Shorter in all than `work.lease_ttl_s`, for which a coordinator that waits here hears no worker.
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
+_PATIENCE_S = 25.0
+# After so long nothing is tried again. A coordinator that waits here hears no worker, and with the
+# last try of a write to a store that keeps silent, 29 s, it has to stay below `work.lease_ttl_s`.
+_TRIES_OF_THE_LIBRARY = 3
+# What `S3FileSystem` takes by default. What `from_uri` opens tries 31 times whatever each try
+# takes, so that a write to a server that keeps silent ends after 288 s (measured: pyarrow 26).
+
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file", "hdfs", "viewfs")
+# What pyarrow 26 opens.
+_NOT_IN_A_URL = re.compile(r"[^!#-;=?-\[\]_a-z~]|%(?![0-9A-Fa-f]{2})")
+# RFC 3986 §2: anything else is written %XX.
+_LOST_IN_A_COPY = ("tls_verify_certificates", "tls_ca_dir_path", "smart_defaults")
+# Options of a URL that `S3FileSystem` takes from nowhere else.
 
 Answer = TypeVar("Answer")
 
@@ -66,9 +79,19 @@ class Store:
 
     def has_bucket(self) -> bool:
         """Asked once: whoever sets a run up hears of a wrong key at once."""
-        with self._told():
+        try:
             found = self._filesystem.get_file_info(self.bucket)
+        except (OSError, pa.ArrowException):
+            # A key that is good for this prefix alone may not ask for the bucket.
+            self.first_entry()
+            return True
         return bool(found.type != fs.FileType.NotFound)
+
+    def first_entry(self) -> Entry | None:
+        """What the store's own place is, asked once: a wrong endpoint or key is told of at once."""
+        with self._told():
+            info = self._filesystem.get_file_info(self._root)
+        return None if info.type == fs.FileType.NotFound else _entry(info, ".")
 
     def entry(self, name: str) -> Entry | None:
         info = self._patiently(lambda: self._filesystem.get_file_info(self._path(name)))
@@ -168,12 +191,16 @@ class Store:
         ]
 
     def _patiently(self, request: Callable[[], Answer]) -> Answer:
+        until_s = monotonic() + _PATIENCE_S
         for pause_s in () if self.is_local else _PAUSES_S:
             try:
                 return request()
             except FileNotFoundError:
                 raise
-            except (OSError, ConfigError):
+            except (OSError, pa.ArrowException, ConfigError):
+                if monotonic() + pause_s > until_s:
+                    with self._told():
+                        raise
                 sleep(pause_s)
         with self._told():
             return request()
@@ -184,8 +211,8 @@ class Store:
             yield
         except FileNotFoundError:
             raise
-        except OSError as error:
-            said = str(error).splitlines()[0]
+        except (OSError, pa.ArrowException) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"{self.where}: cannot be used: {said}") from None
 
 
@@ -259,17 +286,49 @@ def open_place(where: str) -> Store:
     """The same for what may be a file: `.` is its name then."""
     if not is_url(where):
         return Store(where, fs.LocalFileSystem(), str(Path(where).absolute()))
-    address = urlsplit(where)
-    if address.scheme == "s3" and "@" in address.netloc:
-        raise ConfigError(
-            f"s3://…@{address.hostname}{address.path}: found a key in the URL; expected it in the "
-            f"environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+    address = _checked_address(where)
+    shown = where.partition("?")[0]
     try:
         filesystem, root_path = fs.FileSystem.from_uri(_with_one_request_uploads(where))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        said = str(error).splitlines()[0]
-        raise ConfigError(f"{where}: not a store that can be opened: {said}") from None
+        filesystem = _with_few_tries(filesystem, address)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{shown}: not a store that can be opened: {said}") from None
     if not root_path.strip("/"):
-        raise ConfigError(f"{where}: not a store that can be opened: it names no bucket or folder")
+        raise ConfigError(f"{shown}: not a store that can be opened: it names no bucket or folder")
     return Store(where, filesystem, root_path.rstrip("/"))
+
+
+def _checked_address(where: str) -> SplitResult:
+    """Raises ConfigError, without what may be a key, for what pyarrow would repeat in its error."""
+    address = urlsplit(where)
+    holder = address.netloc.rpartition("@")[0]
+    endpoint = parse_qs(address.query).get("endpoint_override", [""])[0]
+    if ":" in holder or (address.scheme == "s3" and holder) or "@" in endpoint:
+        raise ConfigError(
+            f"{address.scheme}://…@{address.netloc.rpartition('@')[2]}{address.path}: found a key "
+            f"in the URL; expected it in the environment: AWS_ACCESS_KEY_ID and "
+            f"AWS_SECRET_ACCESS_KEY for s3://"
+        )
+    shown = where.partition("?")[0]
+    if address.scheme not in _SCHEMES:
+        raise ConfigError(
+            f"{shown}: not a store that can be opened: expected s3://, gs:// or abfs://"
+        )
+    if (wrong := _NOT_IN_A_URL.search(where)) is not None:
+        written = "".join(f"%{byte:02X}" for byte in wrong[0].encode())
+        raise ConfigError(
+            f"{shown}: not a store that can be opened: found {wrong[0]!r} in the URL; expected it "
+            f"written {written}"
+        )
+    return address
+
+
+def _with_few_tries(filesystem: Any, address: SplitResult) -> Any:  # noqa: ANN401 - no types
+    """The same file system, made anew with a bound on how often its library tries."""
+    if address.scheme != "s3" or parse_qs(address.query).keys() & set(_LOST_IN_A_COPY):
+        return filesystem
+    # What it is made anew from in another process; there is no other way to read its options.
+    _, (options,) = filesystem.__reduce__()
+    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES_OF_THE_LIBRARY)
+    return fs.S3FileSystem(**options, retry_strategy=strategy)

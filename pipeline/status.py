@@ -4,7 +4,7 @@ from pipeline import checkpoint, driver_lock
 from pipeline.errors import ConfigError
 from pipeline.run_history import read_history
 from pipeline.storage import Folder
-from schemas.manifest import Part, RunManifest, Session
+from schemas.manifest import Part, RunManifest, RunRecord, Session
 from schemas.progress import Progress, RunState, RunStatus
 
 LIVE_FILE = "live.json"
@@ -47,12 +47,13 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
     )
 
 
-def check_has_run(folder: Folder) -> None:
-    """Raises ConfigError where there is no folder, or no run in it."""
+def check_has_run(folder: Folder) -> RunRecord:
+    """The folder's run. Raises ConfigError where there is no folder, or no run in it."""
     if (fault := folder.fault()) is not None:
         raise ConfigError(f"{folder.where}: {fault}; expected the output.folder of a run")
-    if checkpoint.read_run(folder) is None:
+    if (record := checkpoint.read_run(folder)) is None:
         raise ConfigError(f"{folder.where}: no run here: it has no {checkpoint.RUN_FILE}")
+    return record
 
 
 def check_has_begun(folder: Folder, manifest: RunManifest) -> None:

@@ -16,6 +16,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+CLAIMS = "claims"
+"""Ending of the sub-folder beside a file in which those who `create` it lay their claims."""
+
 
 class Folder(ABC):
     """A folder, wherever it is. Reading what is not there raises FileNotFoundError."""
@@ -51,6 +54,10 @@ class Folder(ABC):
     @abstractmethod
     def names(self, name: str = ".") -> list[str]:
         """Names of the entries of a sub-folder, sorted; none when it is not there."""
+
+    @abstractmethod
+    def sizes(self, name: str = ".") -> dict[str, int]:
+        """Of the same entries, their bytes: of a store by its listing alone."""
 
     @abstractmethod
     def folder_names(self, name: str = ".") -> list[str]:
@@ -146,6 +153,9 @@ class LocalFolder(Folder):
             return sorted(os.listdir(self.path(name)))  # noqa: PTH208 - names, no Path objects
         except FileNotFoundError:
             return []
+
+    def sizes(self, name: str = ".") -> dict[str, int]:
+        return {entry: self.size_bytes(f"{name}/{entry}") for entry in self.names(name)}
 
     def folder_names(self, name: str = ".") -> list[str]:
         return [entry for entry in self.names(name) if (self.path(name) / entry).is_dir()]

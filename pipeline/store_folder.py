@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ConfigError
 from pipeline.object_store import Store, open_store, place
-from pipeline.storage import Folder, LocalFolder
+from pipeline.storage import CLAIMS, Folder, LocalFolder
 from schemas.config import is_url
 
 _JOURNAL_OBJECT_BYTES = 2**20
@@ -94,6 +94,9 @@ class StoreFolder(Folder):
     def names(self, name: str = ".") -> list[str]:
         return sorted({entry.name for entry in self._store.entries(name)})
 
+    def sizes(self, name: str = ".") -> dict[str, int]:
+        return {entry.name: entry.size_bytes for entry in self._store.entries(name)}
+
     def folder_names(self, name: str = ".") -> list[str]:
         return sorted({entry.name for entry in self._store.entries(name) if not entry.is_file})
 
@@ -118,7 +121,7 @@ class StoreFolder(Folder):
         self._store.write_whole(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        claims, own = f"{name}.claims", uuid.uuid4().hex
+        claims, own = f"{name}.{CLAIMS}", uuid.uuid4().hex
         if self.exists(name):
             return False
         self.write_whole(f"{claims}/{own}", b"")

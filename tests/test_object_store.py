@@ -33,6 +33,15 @@ def test_export_to_an_object_store_is_the_one_to_a_folder(
     assert "holds another export" in capsys.readouterr().err
 
 
+def test_destination_whose_bucket_is_not_there_is_told_of_before_rows_are_read(
+    bucket: str, tmp_path: Path, completion: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(tmp_path, completion)
+    dest = bucket.replace("s3://sets/", "s3://nowhere/")
+    assert main([str(run.root), "--to", dest]) == 2
+    assert capsys.readouterr().err == f"--to {dest}: there is no bucket 'nowhere'\n"
+
+
 def test_broken_off_export_to_an_object_store_goes_on(
     bucket: str, tmp_path: Path, completion: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

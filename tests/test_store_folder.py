@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Barrier
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Barrier, Thread
 from typing import Any, Literal
 
+import pyarrow as pa
 import pytest
+import yaml
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 from test_checkpoint import (
@@ -31,13 +34,16 @@ from test_checkpoint import (
     visible_ids,
 )
 
+from jobs import export, regenerate
 from pipeline import checkpoint, driver_lock, store_folder
 from pipeline.checkpoint import DATA, MANIFEST_FILE, STAGING
-from pipeline.errors import ConfigError, ResumeError
-from pipeline.object_store import Store
+from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
+from pipeline.object_store import Entry, Store
+from pipeline.sources import input_files
 from pipeline.storage import Folder, LocalFolder
 from pipeline.store_folder import StoreFolder, open_folder
 from schemas.completion import Completion
+from schemas.config import PromptsConfig, WorkConfig
 
 Build = Callable[..., Completion]
 When = Literal["before", "after"]
@@ -271,12 +277,32 @@ def test_claim_that_a_dead_process_left_is_no_lock_for_ever(
     driver_lock.acquire(memory(), ours, slept.append)
     driver_lock.check_held(memory(), ours.token)
     assert sum(slept) <= 4 * StoreFolder.settle_s
+    driver_lock.release(memory(), ours)
+    slept.clear()
+    driver_lock.acquire(memory(), ours, slept.append)
+    assert slept == [], "the next start waits for no dead one"
 
 
 def test_second_driver_is_refused_while_the_first_lives(memory: Callable[..., StoreFolder]) -> None:
     driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
     with pytest.raises(ResumeError, match="another driver"):
         driver_lock.acquire(memory(), driver_lock.this_process(), lambda _: None)
+
+
+def test_lock_that_cannot_be_given_back_hides_no_error(
+    memory: Callable[..., StoreFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pipeline.object_store.sleep", lambda _: None)
+    store, holder = memory()._store, driver_lock.this_process()
+    away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
+    with (
+        pytest.raises(CoordinatorLostError, match="gone"),
+        regenerate._holding(away, holder),
+    ):
+        raise CoordinatorLostError("the coordinator is gone")
+    assert "event=warning the driver's lock cannot be removed: memory://" in capsys.readouterr().err
 
 
 # -- what is not there, and stores that cannot be used
@@ -287,22 +313,72 @@ def test_folder_opens_by_path_and_by_url(tmp_path: Path, bucket: str) -> None:
     assert open_folder(bucket).where == bucket
 
 
-@pytest.mark.parametrize("url", ["gopher://x/y", "s3://"])
-def test_url_of_no_store_is_one_line(url: str) -> None:
-    with pytest.raises(ConfigError, match="not a store that can be opened"):
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("gopher://x/y", "expected s3://, gs:// or abfs://"),
+        ("s3://", "it names no bucket"),
+        ("s3://bucket/a b?region=us-east-1", "found ' ' in the URL; expected it written %20"),
+        ("s3://bucket/a%?region=us-east-1", "found '%' in the URL; expected it written %25"),
+        ("s3://bucket/ä?region=us-east-1", "found 'ä' in the URL; expected it written %C3%A4"),
+    ],
+)
+def test_url_of_no_store_is_one_line(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="not a store that can be opened") as refused:
         open_folder(url)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_key_in_a_url_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigError, match="expected it in the environment") as refused:
-        open_folder("s3://AKIAKEY:verysecret@bucket/run?region=us-east-1")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAKEY:verysecret@bucket/run?region=us-east-1",
+        "s3://AKIAKEY@bucket/run?region=us-east-1",
+        "s3://bucket/run?region=us-east-1&secret_key=verysecret",
+        "s3://bucket/run?endpoint_override=http%3A%2F%2FAKIAKEY%3Averysecret%40host&region=x",
+        "s3://bucket/a run?secret_key=verysecret",
+        "abfs://account:verysecret@container/run",
+        "abfs://container@account.dfs.core.windows.net/run?sas_token=verysecret",
+        "https://AKIAKEY:verysecret@host/run",
+        "https://host/run?X-Amz-Signature=verysecret",
+    ],
+)
+def test_key_in_a_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_folder(url)
     assert "AKIAKEY" not in str(refused.value)
     assert "verysecret" not in str(refused.value)
+
+
+def test_key_in_a_url_is_told_where_to_put_it() -> None:
+    with pytest.raises(ConfigError, match="expected it in the environment: AWS_ACCESS_KEY_ID"):
+        open_folder("s3://AKIAKEY:verysecret@bucket/run?region=us-east-1")
 
 
 def test_bucket_that_is_not_there_is_one_line(bucket: str) -> None:
     with pytest.raises(ConfigError, match="there is no bucket 'nowhere'"):
         open_folder(bucket.replace("s3://sets/", "s3://nowhere/")).make()
+
+
+@pytest.mark.parametrize("is_confined", [True, False])
+def test_key_that_is_good_for_the_prefix_alone_will_do(
+    memory: Callable[..., StoreFolder], *, is_confined: bool
+) -> None:
+    store = memory()._store
+
+    class Denying:
+        def get_file_info(self, path: str) -> object:
+            if path == store.bucket or not is_confined:
+                raise OSError("AWS Error ACCESS_DENIED during HeadBucket operation")
+            return store._filesystem.get_file_info(path)
+
+    folder = StoreFolder(Store(store.where, Denying(), store._root))
+    if is_confined:
+        folder.make()
+        return
+    with pytest.raises(ConfigError, match=r"cannot be used: .*ACCESS_DENIED"):
+        folder.make()
 
 
 class Flaky:
@@ -318,7 +394,7 @@ class Flaky:
         return getattr(self._filesystem, name)
 
 
-@pytest.mark.parametrize("failures", [1, 5])
+@pytest.mark.parametrize("failures", [1, 6])
 def test_request_that_fails_is_tried_again(
     memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
@@ -339,6 +415,114 @@ def test_store_that_stays_away_is_one_line(
     away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
     with pytest.raises(ConfigError, match=r"memory://bucket: cannot be used: .*SLOW_DOWN"):
         away.read("run.json")
+
+
+def test_store_that_keeps_silent_is_not_waited_for_as_often(
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that waits hears no worker: it is to be heard within their leases."""
+    now_s = [0.0]
+
+    def later(seconds: float) -> None:
+        now_s[0] += seconds
+
+    class Silent(Flaky):
+        def __getattr__(self, name: str) -> object:
+            later(9.0)
+            return super().__getattr__(name)
+
+    monkeypatch.setattr("pipeline.object_store.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("pipeline.object_store.sleep", later)
+    store = memory()._store
+    away = StoreFolder(Store(store.where, Silent(store._filesystem, 1000), store._root))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        away.size_bytes("run.json")
+    assert now_s[0] <= WorkConfig().lease_ttl_s / 2
+
+
+@pytest.mark.parametrize("error", [pa.ArrowException("Unknown error: no token"), OSError()])
+def test_whatever_a_store_raises_is_one_line(
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """That of Azure, where there is no login, is no OSError."""
+    monkeypatch.setattr("pipeline.object_store.sleep", lambda _: None)
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            raise error
+
+    store = memory()._store
+    failing = StoreFolder(Store(store.where, Failing(), store._root))
+    with pytest.raises(ConfigError, match="memory://bucket: cannot be used: "):
+        failing.read("run.json")
+
+
+def test_prompts_at_a_wrong_endpoint_are_told_of_at_once(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that closes every connection: three tries of the library, and none of ours."""
+    slept: list[float] = []
+    monkeypatch.setattr("pipeline.object_store.sleep", slept.append)
+    num_asked = [0]
+
+    class Closes(BaseRequestHandler):
+        def handle(self) -> None:
+            num_asked[0] += 1
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Closes) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"s3://sets/in?endpoint_override=http%3A%2F%2F127.0.0.1%3A{server.server_address[1]}"
+        with pytest.raises(ConfigError, match="cannot be used"):
+            input_files(PromptsConfig(path=f"{url}&region=us-east-1"))
+        server.shutdown()
+    assert slept == []
+    assert num_asked[0] <= 6
+
+
+def test_resume_asks_for_no_object_of_a_listed_part(
+    memory: Callable[..., StoreFolder], completion: Build
+) -> None:
+    folder = begun(memory())
+    for number in range(5):
+        published(folder, f"p{number}", [completion(f"r{number:02d}")])
+    asked: list[str] = []
+
+    class Asked(Store):
+        __slots__ = ()
+
+        def entry(self, name: str) -> Entry | None:
+            asked.append(name)
+            return Store.entry(self, name)
+
+        def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
+            asked.append(name)
+            return Store.open_input(self, name)
+
+    recovery = recovered(memory(Asked))
+    assert len(recovery.parts) == 5
+    assert [name for name in asked if name.startswith(DATA)] == []
+
+
+def test_commands_tell_that_the_bucket_is_not_there(
+    bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bucket.replace("s3://sets/", "s3://nowhere/")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    run_file = tmp_path / "run.yaml"
+    values = {
+        "prompts": {"path": str(tmp_path / "p.jsonl")},
+        "model": "Qwen/Qwen3-8B",
+        "engine": {"kind": "endpoint", "base_urls": ["http://127.0.0.1:1/v1"]},
+        "output": {"folder": folder},
+    }
+    run_file.write_text(yaml.safe_dump(values))
+    assert regenerate.main([str(run_file), "--dry-run"]) == 2
+    assert export.main([folder, "--to", str(tmp_path / "export")]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [": there is no bucket 'nowhere'" in line for line in told.err.splitlines()] == [
+        True
+    ] * 2
 
 
 def test_endpoint_may_come_from_the_environment(
