@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.telling import tell, unreadable
+from jobs.telling import RUN_FOLDER, about_a_run, tell
 from pipeline.canary import MEAN_TOKENS, Excess, excesses, tally_of
 from pipeline.checkpoint import read_manifest, rows_of
 from pipeline.diagnosis import Diagnosis, Example, diagnosis
@@ -17,7 +17,6 @@ from pipeline.errors import ConfigError
 from pipeline.report_sources import RUN_FILE_COPY, read_run_file_copy
 from pipeline.status import check_has_begun, check_has_run
 from pipeline.storage import Folder
-from pipeline.store_folder import open_folder
 from schemas.config import RunFile
 
 _BELOW = " " * 11
@@ -30,17 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.canary", description="What the canary of a run found, from its files."
     )
-    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
+    parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
-    try:
-        return _show(open_folder(arguments.folder), in_json=arguments.json)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(unreadable(arguments.folder, error), file=sys.stderr)
-        return 2
+    return about_a_run(arguments.folder, lambda folder: _show(folder, in_json=arguments.json))
 
 
 def _show(folder: Folder, *, in_json: bool) -> int:

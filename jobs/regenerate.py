@@ -11,16 +11,15 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tqdm import tqdm
-
 from jobs import canary as canary_findings
+from jobs.progress import Show, display, log
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
 from pipeline.durations import duration
@@ -31,7 +30,6 @@ from pipeline.errors import (
     EngineError,
     PipelineError,
 )
-from pipeline.planner.update_output import time_left
 from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
@@ -43,13 +41,10 @@ if TYPE_CHECKING:
     from schemas.manifest import Session
     from schemas.progress import Progress, RunStatus
 
-    Show = Callable[[Progress, list[str]], None]
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
 _EXAMPLE_CHARACTERS = 240
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PLAIN_PROGRESS_S = 10.0
-_RATE_WINDOW_S = 60.0
 _WORSE_THAN_LIMITS = "the first rows are worse than the limits"
 
 
@@ -163,9 +158,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     folder = open_folder(config.output.folder)
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
-        _log(
-            "event=warning output.folder is relative, so it lies in the job's own copy of the code"
-        )
+        log("event=warning output.folder is relative, so it lies in the job's own copy of the code")
     holder = driver_lock.this_process()
     driver_lock.acquire(folder, holder, time.sleep)
     with _holding(folder, holder) as lost:
@@ -178,7 +171,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
             retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
             accept_canary=arguments.accept_canary,
             now_s=time.time(),
-            log=_log,
+            log=log,
         )
         return _generate(folder, prepared, lost, arguments)
 
@@ -193,7 +186,7 @@ def _check_quality(config: RunFile) -> None:
 def _check_events(config: RunFile) -> None:
     from pipeline.webhook import webhook_of
 
-    webhook_of(config.events, _log)
+    webhook_of(config.events, log)
 
 
 def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
@@ -246,7 +239,7 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
                 return
             except (OSError, ConfigError) as error:
                 # The folder may come back; if it does not, the next publication says so.
-                _log(f"event=warning the driver's lock cannot be written: {error}")
+                log(f"event=warning the driver's lock cannot be written: {error}")
 
     thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
     thread.start()
@@ -259,7 +252,7 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
             driver_lock.release(folder, holder)
         except (OSError, ConfigError) as error:
             # What ended the run is what is to be told; the lock of a process that is gone is taken.
-            _log(f"event=warning the driver's lock cannot be removed: {error}")
+            log(f"event=warning the driver's lock cannot be removed: {error}")
 
 
 def _generate(
@@ -274,7 +267,7 @@ def _generate(
     from pipeline.webhook import webhook_of
 
     session, started_s = prepared.session, time.monotonic()
-    _log(
+    log(
         f"event=session rows={session.rows_total} done={session.rows_done} "
         f"folder={prepared.plan.root}"
     )
@@ -282,8 +275,8 @@ def _generate(
         folder=folder,
         run_id=prepared.plan.run_id,
         clock=time.time,
-        log=_log,
-        webhook=webhook_of(prepared.plan.config.events, _log),
+        log=log,
+        webhook=webhook_of(prepared.plan.config.events, log),
         rows=(session.rows_done, session.rows_total),
     )
     if prepared.excesses:
@@ -291,7 +284,7 @@ def _generate(
         observer.finish("failed", _WORSE_THAN_LIMITS)
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if session.rows_done == session.rows_total:
-        _log("event=nothing_to_do every row of the input is published")
+        log("event=nothing_to_do every row of the input is published")
         observer.finish_without_work()
         return _finish(folder, session, arguments, wall_s=0.0, causes=[])
     eta = LiveEta(
@@ -304,7 +297,7 @@ def _generate(
     with watching, held as cluster, eta.working():
         caught = _caught_signals()
         cluster.hire_all()
-        with _display(session.rows_total, session.rows_done) as show:
+        with display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
         if ending in ("stopped", "bad_canary") or folder.is_elsewhere:
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
@@ -319,14 +312,14 @@ def _generate(
     if ending == "stopped":
         rows_done = final.rows_done if final else session.rows_done
         name = signal.Signals(caught[0]).name
-        _log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
-        _log("every finished row is published; the same command resumes")
+        log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
+        log("every finished row is published; the same command resumes")
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
 
 
-def _both(first: "Show", second: "Show") -> "Show":
+def _both(first: Show, second: Show) -> Show:
     def show(progress: "Progress", events: list[str]) -> None:
         first(progress, events)
         second(progress, events)
@@ -382,7 +375,7 @@ def _exit_on_signals() -> None:
     """Until engines run there is nothing to drain: leave at once, and give the folder free."""
 
     def leave(received: int, _: object) -> None:
-        _log(f"event=stopped by={signal.Signals(received).name}; nothing was started")
+        log(f"event=stopped by={signal.Signals(received).name}; nothing was started")
         raise SystemExit(128 + received)
 
     for number in _STOP_SIGNALS:
@@ -398,58 +391,6 @@ def _caught_signals() -> list[int]:
 
 
 # -- what people see
-
-
-def _log(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _display(rows_total: int, rows_done: int) -> Iterator[Callable[["Progress", list[str]], None]]:
-    """A bar that counts published rows on a terminal, a plain line now and then elsewhere."""
-    rates: deque[tuple[float, int]] = deque()
-    if not sys.stderr.isatty():
-        told_s = [time.monotonic()]
-
-        def show_plain(progress: "Progress", events: list[str]) -> None:
-            for event in events:
-                _log(event)
-            now_s = time.monotonic()
-            _note_rate(rates, now_s, progress)
-            if now_s - told_s[0] >= _PLAIN_PROGRESS_S:
-                told_s[0] = now_s
-                _log(f"event=progress {_progress_text(progress, rates)}")
-
-        yield show_plain
-        return
-    with tqdm(total=rows_total, initial=rows_done, unit="row", smoothing=0.05) as bar:
-
-        def show_bar(progress: "Progress", events: list[str]) -> None:
-            for event in events:
-                bar.write(event, file=sys.stderr)
-            _note_rate(rates, time.monotonic(), progress)
-            bar.set_postfix_str(_progress_text(progress, rates).partition(" ")[2], refresh=False)
-            bar.update(progress.rows_done - bar.n)
-            bar.refresh()
-
-        yield show_bar
-
-
-def _note_rate(rates: "deque[tuple[float, int]]", now_s: float, progress: "Progress") -> None:
-    rates.append((now_s, sum(worker.completion_tokens for worker in progress.workers)))
-    while rates[0][0] < now_s - _RATE_WINDOW_S:
-        rates.popleft()
-
-
-def _progress_text(progress: "Progress", rates: "deque[tuple[float, int]]") -> str:
-    (first_s, first_tokens), (last_s, last_tokens) = rates[0], rates[-1]
-    tokens_per_s = max(0, last_tokens - first_tokens) / max(last_s - first_s, 1e-3)
-    in_flight = sum(worker.in_flight for worker in progress.workers)
-    return (
-        f"rows={progress.rows_done}/{progress.rows_total} tokens_per_s={tokens_per_s:.0f} "
-        f"in_flight={in_flight} errors={progress.rows_error} failed={progress.rows_failed}"
-        + (f" time_left='{time_left(progress.days_left)}'" if progress.days_left else "")
-    )
 
 
 def _finish(

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from jobs.telling import tell, unreadable
+from jobs.telling import RUN_FOLDER, about_a_run, tell
 from pipeline.errors import ConfigError
 from pipeline.observer import REPORT_FILE
 from pipeline.report import report_json, run_report
 from pipeline.report_page import report_page
-from pipeline.store_folder import open_folder
+from pipeline.storage import Folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,19 +22,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.report", description="The report of a run, from its files alone."
     )
-    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
+    parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: FOLDER/report.html")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, no page")
     arguments = parser.parse_args(argv)
-    try:
-        folder = open_folder(arguments.folder)
-        report = run_report(folder, now_s=time.time())
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(unreadable(arguments.folder, error), file=sys.stderr)
-        return 2
+    return about_a_run(arguments.folder, lambda folder: _show(folder, arguments))
+
+
+def _show(folder: Folder, arguments: argparse.Namespace) -> int:
+    report = run_report(folder, now_s=time.time())
     if arguments.json:
         tell(json.dumps(report_json(report), indent=1))
         return 0
@@ -46,11 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             arguments.html.write_text(page, encoding="utf-8")
     except OSError as error:
-        print(f"--html: cannot write {target}: {error.strerror}", file=sys.stderr)
-        return 2
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise ConfigError(f"--html: cannot write {target}: {error.strerror}") from None
     print(target)
     return 0
 

@@ -11,13 +11,11 @@ import sys
 import time
 from dataclasses import asdict
 
-from jobs.telling import tell, unreadable
+from jobs.telling import RUN_FOLDER, about_a_run, tell
 from pipeline.durations import duration
-from pipeline.errors import ConfigError
 from pipeline.planner.update_output import time_left
 from pipeline.status import run_status
 from pipeline.storage import Folder
-from pipeline.store_folder import open_folder
 from schemas.progress import RunStatus, WorkerReport
 
 _MOST_FAILED_SHOWN = 20
@@ -32,20 +30,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.status", description="How far a run is, from its files alone."
     )
-    parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
+    parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--watch", action="store_true", help="again and again, until the run ends")
     parser.add_argument("--interval", type=_seconds, default=5.0, metavar="S", help="default: 5")
     arguments = parser.parse_args(argv)
-    try:
-        folder = open_folder(arguments.folder)
-        return _watch(folder, arguments) if arguments.watch else _show_once(folder, arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(unreadable(arguments.folder, error), file=sys.stderr)
-        return 2
+    show = _watch if arguments.watch else _show_once
+    return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
 
 
 def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:

@@ -2,6 +2,16 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.storage import Folder
+
+RUN_FOLDER = "the run's output.folder: a path, or s3://bucket/path"
 
 
 def tell(text: str) -> None:
@@ -11,6 +21,19 @@ def tell(text: str) -> None:
     except BrokenPipeError:
         # What is left in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
+    """Open a run's folder and answer from it; what the user can mend is one line and exit 2."""
+    from pipeline.store_folder import open_folder
+
+    try:
+        return answer(open_folder(where))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+    except OSError as error:
+        print(unreadable(where, error), file=sys.stderr)
+    return 2
 
 
 def unreadable(where: str, error: OSError) -> str:

@@ -75,7 +75,7 @@ FLOORS = (
     ("pipeline.placement", "pipeline.metrics"),
     ("pipeline.coordinator",),
     ("pipeline.cluster", "pipeline.dry_run"),
-    ("jobs.telling",),
+    ("jobs.telling", "jobs.progress"),
     ("jobs.status", "jobs.plan", "jobs.estimate", "jobs.canary", "jobs.export", "jobs.report"),
     ("jobs.regenerate",),
 )
@@ -104,7 +104,7 @@ DOORS = {
         "pipeline.export_card",
         "pipeline.row_figures",
     },
-    "tqdm": {"jobs.regenerate"},
+    "tqdm": {"jobs.progress"},
     "pydantic": {
         "schemas.config",
         "schemas.quality_config",
@@ -127,6 +127,7 @@ DOORS = {
     },
     "pynvml": {"pipeline.engines.gpus"},
     "time": {
+        "jobs.progress",
         "jobs.regenerate",
         "jobs.status",
         "jobs.export",
