@@ -316,7 +316,7 @@ def _generate(
         log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
         published = "every finished row is published"
         if final is None:
-            published = "the output folder did not answer: rows finished since then may be lost"
+            published = "the coordinator did not answer: rows finished since then may be lost"
         log(f"{published}; the same command resumes")
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
