@@ -310,10 +310,14 @@ def _generate(
     if ending == "bad_canary":
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if ending == "stopped":
-        rows_done = final.rows_done if final else session.rows_done
+        known = final or cluster.progress
+        rows_done = known.rows_done if known else session.rows_done
         name = signal.Signals(caught[0]).name
         log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
-        log("every finished row is published; the same command resumes")
+        published = "every finished row is published"
+        if final is None:
+            published = "the coordinator did not answer: rows finished since then may be lost"
+        log(f"{published}; the same command resumes")
         return 128 + caught[0]
     wall_s = time.monotonic() - started_s
     return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)

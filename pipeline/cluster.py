@@ -37,7 +37,7 @@ from pipeline.placement import (
     on_this_node,
     this_place,
 )
-from pipeline.store_folder import open_folder
+from pipeline.store_folder import WORKING_PATIENCE_S, open_folder
 from pipeline.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band
@@ -51,6 +51,7 @@ _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
 _KEEP_LOG_S = 60.0
+_COORDINATOR_WAITS_S = 10.0
 _LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 # Leases and reports are all that Ray carries; its default takes a third of the memory.
 
@@ -111,7 +112,7 @@ class WorkerActor:
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._folder = folder = open_folder(plan.root)
+        self._folder = folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
         self._log_name = f"{checkpoint.LOGS}/engine-{worker_number}.log"
         self._log: Callable[[str], object] = book.log.remote
         frozen = frozen_prompts(folder, plan.frozen_name)
@@ -193,6 +194,8 @@ class Cluster:
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Why engines were given up, one line each."""
+    progress: Progress | None = None
+    """What the coordinator said last."""
     _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
     """The nodes on which each worker has died."""
@@ -203,6 +206,9 @@ class Cluster:
     _engines_awaited: int = 0
     _started_s: float = field(default_factory=monotonic)
     _told_waiting: bool = False
+    _asked: Any = None
+    """The question to the coordinator that it has not answered yet."""
+    _told_silent: bool = False
 
     def hire_all(self) -> None:
         """Hire whom the run file asks for, or by the cluster's places as they are at present.
@@ -227,12 +233,27 @@ class Cluster:
         raised by a fault of ours.
         """
         events = self._look_after_workers()
-        with _told_in_one_line():
-            progress, lines = ray.get(self.coordinator.poll.remote(days_left))
+        self._asked = self._asked or self.coordinator.poll.remote(days_left)
+        try:
+            with _told_in_one_line(but=(GetTimeoutError,)):
+                # The first answer takes as long as many rows take to read.
+                waits_s = _COORDINATOR_WAITS_S if self.progress else None
+                progress, lines = ray.get(self._asked, timeout=waits_s)
+        except GetTimeoutError:
+            assert self.progress is not None
+            return self.progress, [*events, *self._silence()]
+        self._asked, self.progress, self._told_silent = None, progress, False
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
         events += [*self._look_at_nodes(), *self._clear_draining_nodes()]
         return progress, [*lines, *events, *self._waiting(progress)]
+
+    def _silence(self) -> list[str]:
+        """Told once: what keeps the coordinator from answering is its folder."""
+        if self._told_silent:
+            return []
+        self._told_silent = True
+        return ["event=waiting_for_folder the coordinator waits for output.folder to answer"]
 
     @property
     def is_deserted(self) -> bool:

@@ -6,8 +6,10 @@ gives its leases up. It knows nothing of Ray, whose actor it is.
 """
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from time import monotonic, time
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pipeline import checkpoint, driver_lock
 from pipeline.canary import broken_by_all, excesses, hold_all_but_canary, tally_of, turned_bad
@@ -17,7 +19,7 @@ from pipeline.live_log import LogKeeper
 from pipeline.metrics import RunMetrics
 from pipeline.shards import Ledger
 from pipeline.status import LIVE_FILE
-from pipeline.store_folder import open_folder
+from pipeline.store_folder import WORKING_PATIENCE_S, open_folder
 from schemas.estimate import Band
 from schemas.live import LiveSpan
 from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
@@ -28,6 +30,25 @@ from schemas.shard import LeaseKey
 _LIVE_INTERVAL_S = 2.0
 _LOOK_AT_ALL_S = 30.0
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _deaf(
+    method: Callable[Concatenate["Coordinator", Given], Answer],
+) -> Callable[Concatenate["Coordinator", Given], Answer]:
+    """Of a method that waits for the folder: what it takes is no silence of the workers."""
+
+    @wraps(method)
+    def timed(self: "Coordinator", /, *given: Given.args, **named: Given.kwargs) -> Answer:
+        began_s = monotonic()
+        try:
+            return method(self, *given, **named)
+        finally:
+            self._ledger.pass_over(monotonic() - began_s)
+
+    return timed
+
 
 class Coordinator:
     """Hands out leases and publishes parts. One method runs at a time."""
@@ -35,7 +56,7 @@ class Coordinator:
     def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
         work = plan.config.work
         self._plan = plan
-        self._folder = open_folder(plan.root)
+        self._folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
         states, canary = bytearray(row_states), plan.canary
         self._canary: CanaryState = "none" if canary is None else "running"
         self._canary_tally = canary.tally if canary is not None else Tally()
@@ -83,6 +104,7 @@ class Coordinator:
         is_canary = self._canary == "running"
         return LeaseReply(lease=lease, is_over=self._ledger.is_over, is_canary=is_canary)
 
+    @_deaf
     def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         """The rows that are stale: then nothing is published, and the rest is to come again."""
         driver_lock.check_held(self._folder, self._plan.token)
@@ -100,6 +122,7 @@ class Coordinator:
         self._judge_canary()
         return set()
 
+    @_deaf
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
         if self._ledger.set_aside(key, row):
             checkpoint.list_failed(self._folder, failed)
@@ -115,6 +138,7 @@ class Coordinator:
     def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
         self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
 
+    @_deaf
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         """Kept on disk too: a driver that dies meanwhile must not cost as many engines again."""
         if counted := self._ledger.engine_died(rows):
@@ -123,6 +147,7 @@ class Coordinator:
     def engine_lost(self, worker_id: str, cause: str) -> None:
         self._give_up(self._ledger.worker_lost(worker_id), cause)
 
+    @_deaf
     def heartbeat(self, report: WorkerReport) -> Orders:
         self._ledger.renew(report.worker_id, now_s=monotonic())
         self._note_engine(report)
@@ -170,6 +195,7 @@ class Coordinator:
         self._reports.pop(worker_id, None)
         self._with_spare_rows.discard(worker_id)
 
+    @_deaf
     def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
         self._days_left = days_left

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -30,10 +31,9 @@ from pyarrow import fs
 from pipeline.errors import ConfigError
 from schemas.config import is_url
 
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PATIENCE_S = 25.0
-# After so long nothing is tried again. A coordinator that waits here hears no worker, and with the
-# last try of a write to a store that keeps silent, 29 s, it has to stay below `work.lease_ttl_s`.
+# After so long nothing is tried again, unless who opened the store has more patience.
 _TRIES_OF_THE_LIBRARY = 3
 # What `S3FileSystem` takes by default. What `from_uri` opens tries 31 times whatever each try
 # takes, so that a write to a server that keeps silent ends after 288 s (measured: pyarrow 26).
@@ -68,6 +68,8 @@ class Store:
     where: str
     _filesystem: Any
     _root: str
+    patience_s: float = _PATIENCE_S
+    """For so long a request that fails is tried again."""
 
     @property
     def is_local(self) -> bool:
@@ -191,14 +193,15 @@ class Store:
         ]
 
     def _patiently(self, request: Callable[[], Answer]) -> Answer:
-        until_s = monotonic() + _PATIENCE_S
-        for pause_s in () if self.is_local else _PAUSES_S:
+        until_s, slept_s = monotonic() + self.patience_s, 0.0
+        for pause_s in () if self.is_local else chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+            slept_s += pause_s
             try:
                 return request()
             except FileNotFoundError:
                 raise
             except (OSError, pa.ArrowException, ConfigError):
-                if monotonic() + pause_s > until_s:
+                if max(monotonic() + pause_s - until_s, slept_s - self.patience_s) > 0:
                     with self._told():
                         raise
                 sleep(pause_s)

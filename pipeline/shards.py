@@ -100,6 +100,11 @@ class Ledger:
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s
 
+    def pass_over(self, duration_s: float) -> None:
+        """So long nobody could be heard: it is no silence of theirs."""
+        for worker_id in self._last_seen_s:
+            self._last_seen_s[worker_id] += duration_s
+
     def stale_rows(self, rows: Iterable[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
         """Rows that may not be published: their lease is not the current one, or they are done.
 

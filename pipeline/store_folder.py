@@ -21,6 +21,8 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -38,9 +40,14 @@ _AT_ONCE = 8
 _KEPT_LOG_BYTES = 2**20
 
 
-def open_folder(where: str | Path) -> Folder:
+WORKING_PATIENCE_S = 600.0
+"""Of coordinator and workers. Longer than most outages: a run that ends costs what is in flight."""
+
+
+def open_folder(where: str | Path, *, patience_s: float | None = None) -> Folder:
     """A path, or the URL of a prefix such as `s3://bucket/run`.
 
+    `patience_s` is for how long a request to a store that fails is tried again.
     Raises ConfigError for a URL that names no store.
     """
     text = str(where)
@@ -48,7 +55,8 @@ def open_folder(where: str | Path) -> Folder:
         return LocalFolder(Path(text).absolute())
     if urlsplit(text).scheme == "file":
         return LocalFolder(Path(unquote(urlsplit(text).path)))
-    return StoreFolder(open_store(text))
+    store = open_store(text)
+    return StoreFolder(store if patience_s is None else replace(store, patience_s=patience_s))
 
 
 class StoreFolder(Folder):
@@ -65,7 +73,7 @@ class StoreFolder(Folder):
         self._appending = Lock()
 
     def __reduce__(self) -> tuple[Callable[[str], Folder], tuple[str]]:
-        return open_folder, (self.where,)
+        return partial(open_folder, patience_s=self._store.patience_s), (self.where,)
 
     @property
     def where(self) -> str:

@@ -171,3 +171,27 @@ def test_finding_what_is_done_takes_one_pass_over_the_input() -> None:
     assert states == b"\1" * (num_rows // 2) + b"\0" * (num_rows // 2)
     # One look-up for each of the 800 batches takes 10 s and more; this takes 0.05 s.
     assert time.perf_counter() - began_s < 2.0
+
+
+def test_time_in_which_the_folder_did_not_answer_is_no_silence_of_the_workers(
+    coordinator: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = coordinator(64, engines=2)
+    clock_s = [1000.0]
+    monkeypatch.setattr("pipeline.coordinator.monotonic", lambda: clock_s[0])
+    lease = book.lease("w0").lease
+    assert lease is not None
+    book.heartbeat(report("w0", 0))
+
+    def long(*_: object, **__: object) -> None:
+        clock_s[0] += 500.0
+
+    book._folder.write_whole("staging/p", b"")
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.checkpoint.publish", long)
+        book.publish(part("p", 64), [(lease.key, row) for row in lease.rows[:1]])
+    book.poll()
+    assert book.heartbeat(report("w0", 0)).leases_are_lost is False
+    clock_s[0] += 61.0
+    book.poll()
+    assert book.heartbeat(report("w0", 0)).leases_are_lost is True, "a worker that is silent"

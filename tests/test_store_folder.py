@@ -86,7 +86,7 @@ def memory(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     store, root = MemoryFileSystem(), f"bucket{tmp_path}"
     store.makedirs("/bucket", exist_ok=True)
 
-    def opened(kind: type[Store] = Store, **options: object) -> StoreFolder:
+    def opened(kind: type[Store] = Store, **options: Any) -> StoreFolder:  # noqa: ANN401
         filesystem = fs.PyFileSystem(fs.FSSpecHandler(store))
         return StoreFolder(kind("memory://bucket", filesystem, root, **options))
 
@@ -405,6 +405,21 @@ def test_request_that_fails_is_tried_again(
     flaky.append_line(MANIFEST_FILE, b"one\n")
     assert list(memory().read_lines(MANIFEST_FILE)) == [b"one"]
     assert len(slept) == failures
+
+
+def test_who_works_on_a_run_waits_longer_for_its_store(
+    bucket: str, memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("pipeline.object_store.sleep", slept.append)
+    store = memory()._store
+    flaky = Flaky(store._filesystem, 60)
+    StoreFolder(Store(store.where, flaky, store._root, 600.0)).write_whole("a", b"there")
+    assert memory().read("a") == b"there"
+    assert len(slept) == 60
+    assert 400 < sum(slept) < 600
+    working = open_folder(bucket, patience_s=600.0)
+    assert pickle.loads(pickle.dumps(working))._store.patience_s == 600.0
 
 
 def test_store_that_stays_away_is_one_line(
