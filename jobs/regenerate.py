@@ -160,7 +160,6 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
         log("event=warning output.folder is relative, so it lies in the job's own copy of the code")
     holder = driver_lock.this_process()
-    driver_lock.acquire(folder, holder, time.sleep)
     with _holding(folder, holder) as lost:
         prepared = prepare(
             config,
@@ -221,7 +220,7 @@ def _make_folder(folder: "Folder") -> None:
 
 @contextlib.contextmanager
 def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]:
-    """Raise the lock's beat in the background, and remove the lock at the end.
+    """Take the lock, raise its beat in the background, and remove it at the end.
 
     Yields whether the folder was taken over.
     """
@@ -242,14 +241,23 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
                 log(f"event=warning the driver's lock cannot be written: {error}")
 
     thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
-    thread.start()
+    may_be_ours = True
     try:
+        try:
+            # In here, since a signal may come as soon as the lock stands.
+            driver_lock.acquire(folder, holder, time.sleep)
+        except PipelineError:
+            may_be_ours = False
+            raise
+        thread.start()
         yield lost.is_set
     finally:
         stop.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         try:
-            driver_lock.release(folder, holder)
+            if may_be_ours:
+                driver_lock.release(folder, holder)
         except (OSError, ConfigError) as error:
             # What ended the run is what is to be told; the lock of a process that is gone is taken.
             log(f"event=warning the driver's lock cannot be removed: {error}")

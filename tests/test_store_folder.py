@@ -296,13 +296,35 @@ def test_lock_that_cannot_be_given_back_hides_no_error(
 ) -> None:
     monkeypatch.setattr("pipeline.object_store.sleep", lambda _: None)
     store, holder = memory()._store, driver_lock.this_process()
-    away = StoreFolder(Store(store.where, Flaky(store._filesystem, 1000), store._root))
-    with (
-        pytest.raises(CoordinatorLostError, match="gone"),
-        regenerate._holding(away, holder),
-    ):
-        raise CoordinatorLostError("the coordinator is gone")
+    flaky = Flaky(store._filesystem, 0)
+    holding = regenerate._holding(StoreFolder(Store(store.where, flaky, store._root)), holder)
+
+    def run() -> None:
+        with holding:
+            flaky.failures = 1000
+            raise CoordinatorLostError("the coordinator is gone")
+
+    with pytest.raises(CoordinatorLostError, match="gone"):
+        run()
     assert "event=warning the driver's lock cannot be removed: memory://" in capsys.readouterr().err
+
+
+def test_signal_that_comes_as_soon_as_the_lock_stands_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, acquire = LocalFolder(tmp_path), driver_lock.acquire
+
+    def interrupted(folder: Folder, holder: driver_lock.Holder, sleep: object) -> None:
+        acquire(folder, holder, lambda _: None)
+        raise SystemExit(130)
+
+    monkeypatch.setattr(driver_lock, "acquire", interrupted)
+    with (
+        pytest.raises(SystemExit),
+        regenerate._holding(folder, driver_lock.this_process()),
+    ):
+        raise AssertionError("not reached")
+    assert not folder.exists(driver_lock.LOCK_FILE)
 
 
 # -- what is not there, and stores that cannot be used
