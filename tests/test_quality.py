@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import example_completion
 import pytest
 from make_quality_set import LabelledRow, labelled_rows, read_labelled_rows
 from score_quality import detector, found_flags, has_detector, scores
@@ -15,27 +16,11 @@ from schemas.completion import Turn
 from schemas.prompt import SamplingParams
 from schemas.quality_config import FlagConfig, LoopingConfig, QualityConfig
 
-SAMPLING = SamplingParams(
-    temperature=0.6,
-    top_p=0.95,
-    top_k=20,
-    min_p=None,
-    presence_penalty=None,
-    repetition_penalty=None,
-    max_tokens=100,
-    seed=7,
-)
-TURN = Turn(
+SAMPLING = replace(example_completion.SAMPLING, max_tokens=100)
+TURN = replace(
+    example_completion.TURN,
     reasoning_text="First the sum, then the check.",
     answer_text="It is seven.",
-    finish_reason="stop",
-    prompt_tokens=5,
-    completion_tokens=3,
-    reasoning_tokens=1,
-    prompt_token_ids=None,
-    completion_token_ids=None,
-    generation_boundary=None,
-    duration_s=0.0,
 )
 
 
