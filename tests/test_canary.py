@@ -361,6 +361,20 @@ def publish(
     checkpoint.publish(folder, part, now_s=2.0)
 
 
+def asked_again(folder: LocalFolder, first: Prepared) -> Prepared:
+    """The next session of the same run, with `--retry-flagged` for loops."""
+    return prepare(
+        first.plan.config,
+        folder,
+        token="t",
+        accept_drift=False,
+        retry_errors=False,
+        retry_flags=("looping",),
+        now_s=3.0,
+        log=lambda line: None,
+    )
+
+
 def _hash_of(folder: LocalFolder, prepared: Prepared, number: int) -> str:
     from pipeline.intake import frozen_prompts
 
@@ -448,16 +462,7 @@ def test_canary_is_judged_anew_when_its_flagged_rows_are_asked_again(
     publish(folder, first, completion, range(6))
     publish(folder, first, completion, range(6, 10), flags=("looping",))
     assert started(folder).excesses
-    mended = prepare(
-        first.plan.config,
-        folder,
-        token="t",
-        accept_drift=False,
-        retry_errors=False,
-        retry_flags=("looping",),
-        now_s=3.0,
-        log=lambda line: None,
-    )
+    mended = asked_again(folder, first)
     assert mended.excesses == ()
     assert mended.plan.canary is not None
     assert (mended.plan.canary.rows_left, mended.plan.canary.tally.num_rows) == (4, 6)
@@ -493,16 +498,7 @@ def test_flagged_rows_are_taken_back_when_that_is_asked(
     first = started(folder)
     publish(folder, first, completion, range(6))
     publish(folder, first, completion, range(6, 9), flags=("looping",))
-    again = prepare(
-        first.plan.config,
-        folder,
-        token="t",
-        accept_drift=False,
-        retry_errors=False,
-        retry_flags=("looping",),
-        now_s=3.0,
-        log=lambda line: None,
-    )
+    again = asked_again(folder, first)
     assert again.session.rows_done == 6
 
 

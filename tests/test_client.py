@@ -7,9 +7,11 @@ import resource
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import example_completion
 import openai
 import pytest
 from scripted_server import Reply, ScriptedServer, completion_body, serving
@@ -24,18 +26,9 @@ from pipeline.engines.client import (
 )
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.prompt import Message, Request
 
-SAMPLING = SamplingParams(
-    temperature=0.6,
-    top_p=0.95,
-    top_k=20,
-    min_p=None,
-    presence_penalty=None,
-    repetition_penalty=None,
-    max_tokens=64,
-    seed=11,
-)
+SAMPLING = replace(example_completion.SAMPLING, seed=11)
 
 
 @pytest.fixture

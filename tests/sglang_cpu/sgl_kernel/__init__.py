@@ -73,7 +73,7 @@ def build_tree_kernel_efficient_cpu(
     """Positions, order and visibility of each request's drafts: each sees those before it."""
     _chain_only(topk)
     if int(mask_mode) != 1:
-        raise NotImplementedError("the CPU stand-in masks drafts among themselves alone")
+        raise ValueError(f"mask mode {mask_mode}: expected 1, drafts masked among themselves alone")
     steps, num_requests = torch.arange(num_drafts), len(lengths)
     positions.view(num_requests, -1).copy_(lengths[:, None] + steps)
     order.view(-1).copy_(torch.arange(num_requests * num_drafts))
@@ -124,14 +124,15 @@ def rotate_input_ids_cpu(
 
 def _chain_only(topk: int) -> None:
     if topk != 1:
-        raise NotImplementedError("the CPU stand-in drafts chains: --speculative-eagle-topk 1")
+        raise ValueError(f"--speculative-eagle-topk {topk}: expected 1, drafts in a chain")
 
 
 def __getattr__(name: str) -> Callable[..., None]:
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def missing(*_: object, **__: object) -> None:
-        raise NotImplementedError(f"the CPU stand-in has no kernel {name}")
+    def absent(*_: object, **__: object) -> None:
+        """SGLang imports names of kernels that a CPU never runs; whatever runs one hears so."""
+        raise RuntimeError(f"no kernel {name} on the CPU")
 
-    return missing
+    return absent
