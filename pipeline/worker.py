@@ -12,6 +12,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic, time
 
 import pyarrow as pa
@@ -188,7 +189,7 @@ class Worker:
     @property
     def _tries_suspects(self) -> bool:
         """Suspects are in flight, and nothing may join them: a death is to be their own."""
-        return any(map(self._suspects.accuses, list(self._running.values())[:1]))
+        return any(map(self._suspects.accuses, islice(self._running.values(), 1)))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.pop(task, None)
