@@ -38,15 +38,15 @@ export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO
 	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)
 
 bench: $(STAMP) ## measure the planner, and memory with a million prompts and rows (half an hour)
-	$(BIN)/python -m benchmarks.planner
-	$(BIN)/python -m benchmarks.export_rows
-	$(BIN)/python -m benchmarks.million_prompts
+	$(BIN)/python -m tests.benchmarks.planner
+	$(BIN)/python -m tests.benchmarks.export_rows
+	$(BIN)/python -m tests.benchmarks.million_prompts
 
 bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
-	$(BIN)/python -m benchmarks.coordinator
+	$(BIN)/python -m tests.benchmarks.coordinator
 
 test-cluster: $(STAMP) ## nodes in network namespaces: killed, cut off, joined; needs root (8 minutes)
-	$(BIN)/python -m pytest -s tests/slurm_script.py tests/network_namespaces.py
+	$(BIN)/python -m pytest -s tests/cluster/slurm_script.py tests/cluster/network_namespaces.py
 
 status: $(STAMP) ## how far the demo is, or FOLDER=...
 	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
@@ -59,29 +59,29 @@ format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 
 planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
-	$(BIN)/python -m tests.score_planner
+	$(BIN)/python -m tests.scores.score_planner
 
 quality-score: $(STAMP) ## precision and recall of each quality flag on the labelled set
-	$(BIN)/python -m tests.score_quality
+	$(BIN)/python -m tests.scores.score_quality
 
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
-	$(BIN)/python -m tests.planner_oracle
+	$(BIN)/python -m tests.scores.planner_oracle
 
 estimate: RUN ?= jobs/runs/qwen3.6-27b.yaml
 estimate: $(STAMP) ## days and dollars of a run on each hardware option: make estimate RUN=… ARGS=…
 	$(BIN)/python -m jobs.estimate $(RUN) $(ARGS)
 
 lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
-	$(BIN)/python -m tests.replay_lengths
+	$(BIN)/python -m tests.scores.replay_lengths
 
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
-	$(BIN)/python tests/score_estimate.py
+	$(BIN)/python -m tests.scores.score_estimate
 
 estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration part of the readings (minutes)
-	$(BIN)/python tests/fit_estimate.py $(ARGS)
+	$(BIN)/python -m tests.scores.fit_estimate $(ARGS)
 
 estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
-	$(BIN)/python -m tests.peer_estimate $(ARGS)
+	$(BIN)/python -m tests.scores.peer_estimate $(ARGS)
 
 # Outside the checkout: Ray ships what lies in it.
 SGLANG_ENV ?= $(HOME)/.cache/regenerate/sglang-cpu
@@ -91,7 +91,7 @@ SGLANG_HYBRID_MODEL := $(SGLANG_ENV)/tiny-hybrid
 test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
 	SGLANG_PYTHON=$(SGLANG_ENV)/bin/python SGLANG_MODEL=$(SGLANG_MODEL) \
 	  SGLANG_HYBRID_MODEL=$(SGLANG_HYBRID_MODEL) \
-	  $(BIN)/python -m pytest tests/test_real_sglang.py --durations=0
+	  $(BIN)/python -m pytest tests/engines/test_real_sglang.py --durations=0
 
 $(SGLANG_HYBRID_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*.* tests/sglang_cpu/sgl_kernel/*.py)
 	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)

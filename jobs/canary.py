@@ -9,14 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.telling import RUN_FOLDER, about_a_run, tell
-from pipeline.canary import MEAN_TOKENS, Excess, excesses, tally_of
-from pipeline.checkpoint import read_manifest, rows_of
-from pipeline.diagnosis import Diagnosis, Example, diagnosis
+from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.dataset.parts import (
+    RUN_FILE_COPY,
+    check_has_begun,
+    check_has_run,
+    read_manifest,
+    read_run_file_copy,
+    rows_of,
+)
 from pipeline.errors import ConfigError
-from pipeline.report_sources import RUN_FILE_COPY, read_run_file_copy
-from pipeline.status import check_has_begun, check_has_run
-from pipeline.storage import Folder
+from pipeline.quality.canary import MEAN_TOKENS, Excess, excesses, tally_of
+from pipeline.quality.diagnosis import Diagnosis, Example, diagnosis
+from pipeline.store.folder import Folder
 from schemas.config import RunFile
 
 _BELOW = " " * 11

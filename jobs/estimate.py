@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.telling import tell, unreadable
+from jobs.terminal import tell, unreadable
 from pipeline.errors import ConfigError, PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
-    from pipeline.planner.run_estimate import EstimateQuery, PricedGroup
-    from pipeline.planner.throughput import Rate
+    from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
+    from pipeline.planner.rate.throughput import Rate
     from schemas.config import RunFile
 
 _MOST_CARDS = 100_000  # more than anyone rents for one job; above it a count is a slip of the hand
@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _estimated(options: argparse.Namespace) -> str:
-    from pipeline.planner.estimate_output import estimate_json, estimate_text
-    from pipeline.planner.run_estimate import run_estimate
+    from pipeline.planner.estimate.estimate import run_estimate
+    from pipeline.planner.estimate.output import estimate_json, estimate_text
     from schemas.config import read_run_file
 
     run = read_run_file(options.run_file, options.set)
@@ -123,7 +123,7 @@ def _estimated(options: argparse.Namespace) -> str:
         reasons = "".join(f"\n  {item.option}: {item.reason}" for item in estimate.unfit)
         raise PlanError(f"{run.model} fits on no option:{reasons}")
     if options.html is not None:
-        from pipeline.estimate_page import estimate_page
+        from pipeline.report.estimate_page import estimate_page
 
         _write(options.html, estimate_page(estimate))
     if options.json:
@@ -132,8 +132,8 @@ def _estimated(options: argparse.Namespace) -> str:
 
 
 def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
-    from pipeline.run_lengths import expected_lengths, input_size, stated_prompts
-    from pipeline.run_query import estimate_query
+    from pipeline.dataset.lengths import expected_lengths, input_size, stated_prompts
+    from pipeline.run_file import estimate_query
 
     if options.completions is not None and options.completions < 1:
         raise PlanError(f"--completions: found {options.completions}; it must be at least 1")
@@ -160,8 +160,8 @@ def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
 
 
 def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedGroup, ...]]":
-    from pipeline.planner.hardware import gpu_keys
-    from pipeline.run_query import configured_group
+    from pipeline.planner.cards import gpu_keys
+    from pipeline.run_file import configured_group
 
     prices = _own_prices(options.price)
     words = options.hardware
@@ -183,7 +183,7 @@ def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedG
 
 def _check_differ(found: "list[tuple[PricedGroup, ...]]", where: str) -> None:
     """The page and its readers know an option by its name."""
-    from pipeline.planner.run_estimate import option_name
+    from pipeline.planner.estimate.estimate import option_name
 
     names = [option_name(groups) for groups in found]
     for name in names:
@@ -211,7 +211,7 @@ def _own_prices(texts: Sequence[str]) -> dict[str, tuple[float | None, float | N
 
 
 def _own_price(text: str) -> tuple[str, tuple[float | None, float | None]]:
-    from pipeline.planner.hardware import gpu_named
+    from pipeline.planner.cards import gpu_named
 
     name, equals, figures = text.partition("=")
     on_demand, _, spot = figures.partition("/")
@@ -235,9 +235,9 @@ def _groups(
 def _group(
     text: str, word: str, prices: dict[str, tuple[float | None, float | None]]
 ) -> "PricedGroup":
-    from pipeline.planner.hardware import gpu_named
-    from pipeline.planner.run_estimate import PricedGroup
-    from pipeline.planner.search import HardwareOption
+    from pipeline.planner.cards import gpu_named
+    from pipeline.planner.estimate.estimate import PricedGroup
+    from pipeline.planner.rate.search import HardwareOption
 
     name, _, count = text.strip().rpartition(":")
     if not name or set(":,") & set(name) or not count.isdecimal() or int(count) < 1:
@@ -256,7 +256,7 @@ def _group(
 
 
 def _point(options: argparse.Namespace) -> str:
-    from pipeline.planner.rate_point import PointQuery, rate_at_point
+    from pipeline.planner.rate.point import PointQuery, rate_at_point
 
     for name in ("model", "gpu", "running_requests", "input_tokens", "output_tokens"):
         if getattr(options, name) is None:
@@ -323,7 +323,7 @@ def _point_json(rate: "Rate") -> dict[str, Any]:
 
 
 def _point_text(rate: "Rate") -> str:
-    from pipeline.planner.estimate_figures import milliseconds, span, step_parts, two_figures
+    from pipeline.planner.estimate.figures import milliseconds, span, step_parts, two_figures
 
     band = rate.tokens_per_s_per_gpu
     parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in step_parts(rate.step))
@@ -341,9 +341,9 @@ def _point_text(rate: "Rate") -> str:
 
 
 def _updated(options: argparse.Namespace) -> str:
-    from pipeline.live_estimate import folder_update
-    from pipeline.planner.update_output import update_json, update_text
-    from pipeline.store_folder import open_folder
+    from pipeline.live.estimate import folder_update
+    from pipeline.live.output import update_json, update_text
+    from pipeline.store.bucket import open_folder
 
     if options.run_file is not None:
         raise PlanError(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from jobs.telling import tell
+from jobs.terminal import tell
 from pipeline.errors import ConfigError, PipelineError
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
@@ -20,7 +20,7 @@ from schemas.quality_config import QualityConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.storage import Folder
+    from pipeline.store.folder import Folder
 
 _MIB = 2**20
 _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
@@ -86,22 +86,21 @@ def _parser() -> argparse.ArgumentParser:
 def _export(arguments: argparse.Namespace) -> ExportRecord:
     # The libraries below take a second to import; a wrong option is told before.
     options = _options(arguments)
-    from pipeline import checkpoint
-    from pipeline.engines.tokens import model_text_decoder
-    from pipeline.export import commit, export
-    from pipeline.export_card import card, row_facts
-    from pipeline.export_rows import form_of
-    from pipeline.hub import check_push, push
-    from pipeline.intake import schema_from_text
-    from pipeline.object_store import open_store
-    from pipeline.status import check_has_run
-    from pipeline.store_folder import open_folder
+    from pipeline.dataset.export import commit, export
+    from pipeline.dataset.export_card import card, row_facts
+    from pipeline.dataset.export_rows import form_of
+    from pipeline.dataset.frozen import schema_from_text
+    from pipeline.dataset.hub import check_push, push
+    from pipeline.dataset.parts import check_columns, check_has_run, read_manifest
+    from pipeline.models.tokenizer import model_text_decoder
+    from pipeline.store.bucket import open_folder
+    from pipeline.store.object_store import open_store
 
     folder, store = open_folder(arguments.folder), open_store(arguments.to)
     run = check_has_run(folder)
-    checkpoint.check_columns(run)
+    check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_manifest(folder)
     parts = tuple(manifest.parts.values())
     options = _with_policy(options, arguments.drop, run)
     decode = None
@@ -143,7 +142,7 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
 
 
 def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
-    from pipeline.status import run_status
+    from pipeline.report.status import run_status
 
     status = run_status(folder, now_s=time.time())
     rows_open = status.rows_total - status.rows_done
@@ -158,7 +157,7 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
 
 def _input_ids(folder: "Folder") -> "Iterator[Any]":
     """The frozen input's row ids in order; none where the set is gone."""
-    from pipeline.intake import PROMPTS, frozen_prompts
+    from pipeline.dataset.frozen import PROMPTS, frozen_prompts
 
     for name in folder.names(PROMPTS):
         frozen = frozen_prompts(folder, name)
@@ -215,7 +214,7 @@ def _is_share(text: str) -> bool:
 
 def _with_policy(options: ExportOptions, drop: str | None, run: RunRecord) -> ExportOptions:
     """The flags to drop rows by: as given, else those that the run file does not keep."""
-    from pipeline.quality import FLAGS
+    from pipeline.quality.flags import FLAGS
 
     if drop is None:
         quality = QualityConfig.model_validate(run.quality)

@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.telling import tell
+from jobs.terminal import tell
 from pipeline.errors import PipelineError, PlanError
+from schemas.units import GIB
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
-    from pipeline.planner.launch_plan import RefusedPlan
-    from pipeline.planner.rated_plans import Load, RatedSearch
-    from pipeline.planner.search import HardwareOption
+    from pipeline.planner.memory.plan import RefusedPlan
+    from pipeline.planner.rate.ranking import Load, RatedSearch
+    from pipeline.planner.rate.search import HardwareOption
     from schemas.config import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
@@ -96,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explained(options: argparse.Namespace, line: list[str]) -> str:
-    from pipeline.planner.launch_flags import parse_launch_line
-    from pipeline.planner.launch_plan import ExpectedLengths, plan_launch
+    from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
+    from pipeline.planner.sglang.flags import parse_launch_line
 
     flags = parse_launch_line(line)
     gpu = _gpu(options)
@@ -129,7 +130,7 @@ def _gpu(options: argparse.Namespace) -> "Gpu":
 
 
 def _card(name: str | None, memory_gib: float | None) -> "Gpu":
-    from pipeline.planner.hardware import gpu_named, gpu_of_memory, gpu_with_memory
+    from pipeline.planner.cards import gpu_named, gpu_of_memory, gpu_with_memory
 
     if memory_gib is None:
         try:
@@ -148,8 +149,8 @@ def _model(
     name: str, config: Path | None, weights_format: str | None, *, overrides: str = ""
 ) -> "ModelFacts":
     """The model's facts; `overrides` is the JSON of --json-model-override-args."""
-    from pipeline.planner.model_facts import model_facts
-    from pipeline.planner.model_files import find_model, read_model
+    from pipeline.models.facts import model_facts
+    from pipeline.models.files import find_model, read_model
 
     name = name or (str(config) if config else "")
     if not name:
@@ -177,7 +178,7 @@ def _overriding(text: str) -> dict[str, Any]:
 def _shown(
     plan: "LaunchPlan | RefusedPlan", options: argparse.Namespace, extra: dict[str, Any]
 ) -> str:
-    from pipeline.planner.plan_output import plan_json, plan_text
+    from pipeline.planner.memory.plan_output import plan_json, plan_text
 
     if options.json:
         return json.dumps({**plan_json(plan), **extra}, indent=1)
@@ -188,7 +189,7 @@ def _shown(
 
 
 def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str:  # noqa: ANN401  # a plan or a refusal
-    from pipeline.planner.calibration import (
+    from pipeline.planner.sglang.calibration import (
         calibration_json,
         calibration_of,
         differences,
@@ -235,8 +236,8 @@ def _kept_calibration(
 ) -> "Calibration | None":
     if options.calibration is None:
         return None
-    from pipeline.planner.calibration import calibration_from_json
-    from pipeline.planner.sglang_rules import rules_for
+    from pipeline.planner.sglang.calibration import calibration_from_json
+    from pipeline.planner.sglang.releases import rules_for
 
     try:
         values = json.loads(_text(options.calibration))
@@ -274,11 +275,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _searched(options: argparse.Namespace) -> str:
-    from pipeline.engines.launch_setting import needed_context_tokens, plan_base, run_model
-    from pipeline.planner.rated_plans import Load, rated_search
-    from pipeline.planner.search import SearchLimits
-    from pipeline.planner.throughput import accept_odds
-    from pipeline.run_lengths import expected_lengths, longest_prompts
+    from pipeline.dataset.lengths import expected_lengths, longest_prompts
+    from pipeline.planner.rate.ranking import Load, rated_search
+    from pipeline.planner.rate.search import SearchLimits
+    from pipeline.planner.rate.throughput import accept_odds
+    from pipeline.run_file import needed_context_tokens, plan_base, run_model
     from schemas.config import read_run_file
 
     run = read_run_file(options.run_file, options.set)
@@ -324,7 +325,7 @@ def _searched(options: argparse.Namespace) -> str:
 
 def _longest_output(run: "RunFile") -> int:
     """`sampling.max_tokens` where it is given; its default must not cut what lengths state."""
-    from pipeline.planner.lengths import longest_output
+    from pipeline.planner.lengths.lengths import longest_output
 
     return longest_output(
         run.lengths.output_tokens_mean,
@@ -336,7 +337,7 @@ def _longest_output(run: "RunFile") -> int:
 
 def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") -> dict[str, float]:
     """The run file's prices, else the catalogue's on demand, by card."""
-    from pipeline.planner.prices import prices_of
+    from pipeline.planner.estimate.prices import prices_of
 
     own: dict[str, float | None] = {}
     for entry in run.hardware:
@@ -356,7 +357,7 @@ def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") ->
 
 
 def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOption, ...]":
-    from pipeline.planner.search import HardwareOption
+    from pipeline.planner.rate.search import HardwareOption
 
     if options.gpu is not None or options.gpu_memory_gib is not None:
         return (HardwareOption(gpu=_gpu(options), count=1),)
@@ -369,7 +370,7 @@ def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOpt
 
 
 def _search_json(found: "RatedSearch") -> str:
-    from pipeline.planner.plan_output import plan_json
+    from pipeline.planner.memory.plan_output import plan_json
 
     by_rate = _ranks_by_rate(found)
     plans = [
@@ -406,7 +407,7 @@ _SEARCH_HEAD = (
 def _search_text(
     model: "ModelFacts", load: "Load", found: "RatedSearch", *, context_is_assumed: bool
 ) -> str:
-    from pipeline.planner.plan_output import plan_text
+    from pipeline.planner.memory.plan_output import plan_text
 
     summary = load.lengths.summary
     best = found.plans[0].found.plan
@@ -424,7 +425,7 @@ def _search_text(
     ]
     for rank, item in zip(_ranks_by_rate(found), found.plans, strict=True):
         plan = item.found.plan
-        left = (plan.slack_bytes - sum(need.bytes for need in plan.slack_items)) / (1 << 30)
+        left = (plan.slack_bytes - sum(need.bytes for need in plan.slack_items)) / GIB
         usd = item.usd_per_million_tokens
         lines.append(
             f"  {'-' if usd is None else f'{usd:.3f}':>7}  {item.tokens_per_s:>9,.0f}  "
@@ -440,7 +441,7 @@ def _search_text(
 
 def _stages_text(found: "RatedSearch") -> list[str]:
     """Why plans with stages stand lower than their figures."""
-    from pipeline.planner.rated_plans import UNBACKED_SHARE
+    from pipeline.planner.rate.ranking import UNBACKED_SHARE
 
     if all(item.replica.ranks.pp_size == 1 for item in found.plans):
         return []

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jobs import canary as canary_findings
-from jobs.progress import Show, display, log
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
-from pipeline.durations import duration
+from jobs.terminal import Show, display, log
 from pipeline.errors import (
     ConfigError,
     CoordinatorLostError,
@@ -30,14 +29,15 @@ from pipeline.errors import (
     EngineError,
     PipelineError,
 )
+from pipeline.planner.estimate.figures import duration
 from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
-    from pipeline.cluster import Cluster
-    from pipeline.driver_lock import Holder
-    from pipeline.live_eta import LiveEta
-    from pipeline.session import Prepared
-    from pipeline.storage import Folder
+    from pipeline.live.eta import LiveEta
+    from pipeline.run.cluster import Cluster
+    from pipeline.run.session import Prepared
+    from pipeline.store.folder import Folder
+    from pipeline.store.lock import Holder
     from schemas.manifest import Session
     from schemas.progress import Progress, RunStatus
 
@@ -145,10 +145,10 @@ def _absolute(path: str) -> str:
 
 def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     # Ray, datasets and openai take seconds to import; a mistake in the run file is told before.
-    from pipeline import driver_lock
-    from pipeline.engines.assembly import check_engine
-    from pipeline.session import prepare
-    from pipeline.store_folder import open_folder
+    from pipeline.engines.served import check_engine
+    from pipeline.run.session import prepare
+    from pipeline.store import lock
+    from pipeline.store.bucket import open_folder
 
     check_engine(config)
     _check_quality(config)
@@ -159,7 +159,7 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
         log("event=warning output.folder is relative, so it lies in the job's own copy of the code")
-    holder = driver_lock.this_process()
+    holder = lock.this_process()
     with _holding(folder, holder) as lost:
         prepared = prepare(
             config,
@@ -176,20 +176,20 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
 
 
 def _check_quality(config: RunFile) -> None:
-    from pipeline.languages import check_language_detector
+    from pipeline.quality.languages import check_language_detector
 
     if config.quality.wrong_language.enabled:
         check_language_detector()
 
 
 def _check_events(config: RunFile) -> None:
-    from pipeline.webhook import webhook_of
+    from pipeline.report.webhook import webhook_of
 
     webhook_of(config.events, log)
 
 
 def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
-    from pipeline.quality import FLAGS
+    from pipeline.quality.flags import FLAGS
 
     return tuple(flag for flag in FLAGS if config.quality.flag(flag).policy != "keep")
 
@@ -224,15 +224,15 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
 
     Yields whether the folder was taken over.
     """
-    from pipeline import driver_lock
+    from pipeline.store import lock
 
     stop, lost = threading.Event(), threading.Event()
 
     def beat_until_stopped() -> None:
         current = holder
-        while not stop.wait(driver_lock.BEAT_INTERVAL_S):
+        while not stop.wait(lock.BEAT_INTERVAL_S):
             try:
-                current = driver_lock.beat(folder, current)
+                current = lock.beat(folder, current)
             except DriverLostError:
                 lost.set()
                 return
@@ -245,7 +245,7 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
     try:
         try:
             # In here, since a signal may come as soon as the lock stands.
-            driver_lock.acquire(folder, holder, time.sleep)
+            lock.acquire(folder, holder, time.sleep)
         except PipelineError:
             may_be_ours = False
             raise
@@ -257,7 +257,7 @@ def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]
             thread.join()
         try:
             if may_be_ours:
-                driver_lock.release(folder, holder)
+                lock.release(folder, holder)
         except (OSError, ConfigError) as error:
             # What ended the run is what is to be told; the lock of a process that is gone is taken.
             log(f"event=warning the driver's lock cannot be removed: {error}")
@@ -269,10 +269,10 @@ def _generate(
     lost: Callable[[], bool],
     arguments: argparse.Namespace,
 ) -> int:
-    from pipeline.cluster import open_cluster
-    from pipeline.live_eta import LiveEta
-    from pipeline.observer import Observer
-    from pipeline.webhook import webhook_of
+    from pipeline.live.eta import LiveEta
+    from pipeline.report.observer import Observer
+    from pipeline.report.webhook import webhook_of
+    from pipeline.run.cluster import open_cluster
 
     session, started_s = prepared.session, time.monotonic()
     log(
@@ -340,7 +340,7 @@ def _both(first: Show, second: Show) -> Show:
 
 
 def _num_canary_rows(folder: "Folder") -> int:
-    from pipeline.checkpoint import read_manifest
+    from pipeline.dataset.parts import read_manifest
 
     return sum(part.num_rows for part in read_manifest(folder).canary_parts)
 
@@ -414,14 +414,14 @@ def _finish(
     causes: list[str],
 ) -> int:
     """Print the summary on stdout; the exit status tells whether every row has its completion."""
-    from pipeline.checkpoint import example_completion, read_manifest
-    from pipeline.status import run_status
+    from pipeline.dataset.parts import example_completion, read_manifest
+    from pipeline.report.status import run_status
 
     status = run_status(folder, now_s=time.time())
     generated = sum(part.completion_tokens for part in read_manifest(folder).session_parts)
     tokens_per_s = generated / wall_s if wall_s else None
     example = example_completion(folder)
-    flags = _flag_counts(folder)
+    flags = flag_counts(folder)
     unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
         values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
@@ -441,9 +441,9 @@ def _finish(
     return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
 
 
-def _flag_counts(folder: "Folder") -> dict[str, int]:
+def flag_counts(folder: "Folder") -> dict[str, int]:
     """Quality flag → published rows that bear it, most frequent first."""
-    from pipeline.checkpoint import read_manifest
+    from pipeline.dataset.parts import read_manifest
 
     counts: Counter[str] = Counter()
     for part in read_manifest(folder).parts.values():
@@ -483,9 +483,9 @@ def _cut(text: str) -> str:
 
 def _dry_run(config: RunFile, *, as_json: bool) -> int:
     """Read and check everything, count rows and prompt tokens; start and write nothing."""
-    from pipeline.dry_run import dry_run
-    from pipeline.engines.assembly import check_engine
-    from pipeline.store_folder import open_folder
+    from pipeline.engines.served import check_engine
+    from pipeline.run.dry_run import dry_run
+    from pipeline.store.bucket import open_folder
 
     check_engine(config)
     _check_quality(config)

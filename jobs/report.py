@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from jobs.telling import RUN_FOLDER, about_a_run, tell
+from jobs.terminal import RUN_FOLDER, about_a_run, tell
 from pipeline.errors import ConfigError
-from pipeline.observer import REPORT_FILE
-from pipeline.report import report_json, run_report
-from pipeline.report_page import report_page
-from pipeline.storage import Folder
+from pipeline.report.observer import REPORT_FILE
+from pipeline.report.page import report_page
+from pipeline.report.report import report_json, run_report
+from pipeline.store.folder import Folder
 
 
 def main(argv: list[str] | None = None) -> int:

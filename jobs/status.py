@@ -11,11 +11,11 @@ import sys
 import time
 from dataclasses import asdict
 
-from jobs.telling import RUN_FOLDER, about_a_run, tell
-from pipeline.durations import duration
-from pipeline.planner.update_output import time_left
-from pipeline.status import run_status
-from pipeline.storage import Folder
+from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.live.output import time_left
+from pipeline.planner.estimate.figures import duration
+from pipeline.report.status import run_status
+from pipeline.store.folder import Folder
 from schemas.progress import RunStatus, WorkerReport
 
 _MOST_FAILED_SHOWN = 20

@@ -1,1 +1,1 @@
-"""What the job does, one verb a module. Imports point down; see tests/test_architecture.py."""
+"""The work: rooms that each hold one noun of the system."""

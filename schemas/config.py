@@ -403,6 +403,14 @@ def run_file_of(values: Mapping[str, object], source: str) -> RunFile:
         raise ConfigError("\n".join(lines)) from None
 
 
+def kept_run_file(text: bytes) -> RunFile | None:
+    """Parse the run file that a session kept; None where a release with other keys wrote it."""
+    try:
+        return RunFile.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice, where the plain loader keeps the last."""
 

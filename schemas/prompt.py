@@ -6,9 +6,12 @@ no text of the source's. The row id depends on what a row says, never on where i
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+Longest = Sequence[tuple[int, int]]
+"""Turns to generate → the most tokens that a row of so many can ask with, answers left out."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 

@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from example_completion import COMPLETION, ERROR
-from ray_head import Head, ray_head
 
 from schemas.completion import Completion
+from tests.fakes.example_completion import COMPLETION, ERROR
+from tests.fakes.ray_head import Head, ray_head
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,1 +1,1 @@
-"""One request in, one outcome out: the engines and how they are started and asked."""
+"""Engines: how one is launched, watched, recovered and asked for a completion."""

@@ -18,8 +18,8 @@ from typing import Any, TypeGuard, TypeVar
 import anyio
 import openai
 
-from pipeline.engines.thinking import split_thinking
 from pipeline.errors import EngineError
+from pipeline.models.thinking import split_thinking
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.prompt import Message, Request
 

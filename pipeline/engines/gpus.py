@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import PlanError
-from pipeline.planner.hardware import gpu_named, gpu_of_memory
+from pipeline.planner.cards import gpu_named, gpu_of_memory
 from schemas.plan import Gpu
+from schemas.units import MIB
 
-MIB = 1 << 20
 _ASK_TIMEOUT_S = 20.0
 _FIELDS = "index,uuid,name,memory.total,memory.free,compute_cap,power.draw,power.limit"
 _SAME_CARD_FRACTION = 0.02

@@ -96,7 +96,7 @@ class Watch:
     shortage: str | None = None
     """What a starving engine is short of, for as long as it starves."""
 
-    def hung(
+    def observe_hang(
         self, *, now_s: float, metrics: Metrics | None, in_flight: int, answers: int
     ) -> str | None:
         """Why the engine counts as hung, or None.
@@ -119,7 +119,7 @@ class Watch:
         )
         return f"hung: no token for {silent_s:.0f} s with {in_flight} requests in flight ({state})"
 
-    def starved(
+    def observe_starvation(
         self, *, now_s: float, metrics: Metrics | None, supply: Supply, cap: int
     ) -> str | None:
         """What a starving engine is short of, told once for as long as it stays so.

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from pipeline.engines.blind_steps import FRACTIONS_ALLOWED, SLACK_KINDS, usual_remedies
-from pipeline.engines.failure_wordings import CauseKind
-from pipeline.engines.launch_log import Cause
-from pipeline.planner.launch_flags import LaunchFlags
-from pipeline.planner.launch_plan import ExpectedLengths, plan_launch
-from pipeline.planner.parallel import layout_name
+from pipeline.engines.remedies import FRACTIONS_ALLOWED, SLACK_KINDS, usual_remedies
+from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
+from pipeline.planner.sglang.failures import Cause
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import layout_name
+from pipeline.planner.sglang.wordings import CauseKind
 from schemas.plan import (
     Calibration,
     Gpu,
@@ -25,12 +25,10 @@ from schemas.plan import (
     NoSpeculation,
     PlanSettings,
 )
-
-GIB = 1 << 30
-MIB = 1 << 20
+from schemas.units import GIB, MIB
 
 Changes = Mapping[str, str | None]
-Rate = Callable[[LaunchPlan], float]
+PlanPrice = Callable[[LaunchPlan], float]
 
 MOST_STEPS = 8
 """Configurations tried after the first."""
@@ -87,7 +85,7 @@ def running_requests(plan: LaunchPlan) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class LadderBasis:
     """What a ladder stands on. Without the model's facts or the card it steps blindly."""
 
     model: ModelFacts | None
@@ -107,7 +105,7 @@ class Setting:
     """Flags of the run file; the others are the plan's own and may be left out."""
     refused_flags: frozenset[str] = frozenset()
     """Flags that the engine that is installed does not know, whatever its release is said to be."""
-    rate: Rate = running_requests
+    rate: PlanPrice = running_requests
     rate_unit: str = "requests at once"
 
 
@@ -144,7 +142,7 @@ class Stop:
 
 
 def next_step(
-    tried: tuple[Tried, ...], setting: Setting, calibration: Calibration | None = None
+    tried: tuple[Tried, ...], setting: LadderBasis, calibration: Calibration | None = None
 ) -> Step | Again | Stop:
     """What follows on the last of `tried`, which is all that was tried so far, in order."""
     last = tried[-1]
@@ -173,7 +171,7 @@ def next_step(
     return _planned_step(tried, forecasts) or _blind_step(tried, forecasts) or _end(last)
 
 
-def _refusing(setting: Setting, tried: tuple[Tried, ...]) -> Setting:
+def _refusing(setting: LadderBasis, tried: tuple[Tried, ...]) -> LadderBasis:
     """With the flags that an engine has refused, so that no later step brings one back."""
     refused = {
         one.cause.flag for one in tried if one.cause.kind in _ADVICE and one.cause.flag is not None
@@ -204,7 +202,7 @@ def _end(last: Tried) -> Stop:
     return Stop(reason=f"{last.cause.summary}; it came back every time")
 
 
-def _without_own_flag(last: Tried, setting: Setting) -> Step | None:
+def _without_own_flag(last: Tried, setting: LadderBasis) -> Step | None:
     """A flag of the plan's own that this release refuses is left out; the user's never is."""
     flag = last.cause.flag
     if flag is None or flag in setting.users_flags or not last.flags.has(flag):
@@ -223,7 +221,7 @@ def _without_own_flag(last: Tried, setting: Setting) -> Step | None:
 class _Forecasts:
     """Plans on the figures of the failed launch, each made once."""
 
-    setting: Setting
+    setting: LadderBasis
     calibration: Calibration | None
     layout: str
     """Of the launch that was measured: another layout is not."""
@@ -252,7 +250,7 @@ class _Forecasts:
         return plan if isinstance(plan, LaunchPlan) else None
 
 
-def _forecasts(last: Tried, setting: Setting, calibration: Calibration | None) -> _Forecasts:
+def _forecasts(last: Tried, setting: LadderBasis, calibration: Calibration | None) -> _Forecasts:
     if calibration is not None:
         # Graphs of a launch that failed among them are not all of its graphs.
         calibration = replace(calibration, graph_bytes=None)
@@ -325,7 +323,7 @@ def _candidates(
                 yield _Candidate(line, plan, forecasts.setting.rate(plan), count)
 
 
-def _without_spare_context(flags: LaunchFlags, setting: Setting) -> Changes:
+def _without_spare_context(flags: LaunchFlags, setting: LadderBasis) -> Changes:
     """A context that is longer than any row needs is cut to the need: that costs nothing."""
     least, whole = setting.least_context_tokens, setting.model and setting.model.context_length
     given = flags.number("context-length") or whole
@@ -347,7 +345,7 @@ def _fractions(flags: LaunchFlags, forecasts: _Forecasts) -> Iterator[Changes]:
             yield {"mem-fraction-static": f"{value:g}"}
 
 
-def _changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
+def _changes(settings: PlanSettings, setting: LadderBasis) -> Iterator[Changes]:
     """What may be changed beside the fraction; the first changes nothing else."""
     yield {}
     yield from _speculation_changes(settings)
@@ -387,7 +385,7 @@ def _request_changes(settings: PlanSettings) -> Iterator[Changes]:
     yield from ({"max-running-requests": str(fewer)} for fewer in tried if fewer >= 1)
 
 
-def _cache_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
+def _cache_changes(settings: PlanSettings, setting: LadderBasis) -> Iterator[Changes]:
     hybrid = setting.model is not None and isinstance(setting.model.state, LinearState)
     if not settings.disable_radix_cache:
         yield {"disable-radix-cache": "", "mamba-radix-cache-strategy": None}
@@ -397,7 +395,7 @@ def _cache_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes
         yield {"mamba-ssm-dtype": "bfloat16"}
 
 
-def _rank_changes(settings: PlanSettings, setting: Setting) -> Iterator[Changes]:
+def _rank_changes(settings: PlanSettings, setting: LadderBasis) -> Iterator[Changes]:
     model = setting.model
     for ranks in _RANKS:
         at_most = setting.num_gpus // settings.pp_size
@@ -507,7 +505,7 @@ def _blind_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
 # -- words
 
 
-def _step(before: LaunchFlags, here: LaunchPlan, best: _Candidate, setting: Setting) -> Step:
+def _step(before: LaunchFlags, here: LaunchPlan, best: _Candidate, setting: LadderBasis) -> Step:
     was, will = setting.rate(here), best.rate
     lost = f" ({(will / was - 1) * 100:+.0f} %)" if was else ""
     return Step(

@@ -11,26 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.engines.first_launch import first_launch, launch_setting
 from pipeline.engines.gpus import Card, shared_cards
-from pipeline.engines.ladder import (
-    Again,
-    Rate,
-    Setting,
-    Step,
-    Stop,
-    Tried,
-    next_step,
-)
-from pipeline.engines.launch_log import Cause, figures
-from pipeline.engines.launch_setting import (
-    Longest,
-    first_launch,
-    launch_setting,
-    needed_context_tokens,
-    users_flags,
-)
+from pipeline.engines.ladder import Again, LadderBasis, PlanPrice, Step, Stop, Tried, next_step
 from pipeline.errors import PlanError
-from pipeline.planner.calibration import (
+from pipeline.planner.memory.plan import plan_launch
+from pipeline.planner.sglang.calibration import (
     Difference,
     LogReadings,
     calibration_from_json,
@@ -38,16 +24,18 @@ from pipeline.planner.calibration import (
     calibration_of,
     differences,
 )
-from pipeline.planner.launch_flags import LaunchFlags, spelled_for
-from pipeline.planner.launch_plan import plan_launch
-from pipeline.planner.parallel import layout_name
-from pipeline.planner.sglang_rules import rules_for
-from pipeline.storage import Folder
+from pipeline.planner.sglang.failures import Cause, figures
+from pipeline.planner.sglang.flags import LaunchFlags, spelled_for
+from pipeline.planner.sglang.layout import layout_name
+from pipeline.planner.sglang.releases import rules_for
+from pipeline.run_file import needed_context_tokens, users_flags
+from pipeline.store.folder import Folder
 from schemas.config import RunFile
 from schemas.plan import Calibration, LaunchPlan
+from schemas.prompt import Longest
+from schemas.units import GIB
 
 CALIBRATIONS = "calibrations"
-GIB = 1 << 30
 _MENDED_BY_FLAGS = {
     "pool", "state_pool", "graph_capture", "runtime", "weights", "draft_weights", "unbalanced",
 }  # fmt: skip
@@ -76,7 +64,7 @@ def server_figures(info: Mapping[str, Any]) -> ServerFigures:
 
 
 @dataclass(slots=True, kw_only=True)
-class Launch:
+class LaunchHistory:
     """The configuration of one engine, over all its starts in this session."""
 
     config: RunFile
@@ -85,11 +73,11 @@ class Launch:
     release: str | None = None
     longest_prompts: Longest | None = None
     """The run's prompts by their turns, where they are known."""
-    rate: Rate | None = None
+    rate: PlanPrice | None = None
     """What a plan is worth to the ladder, in `rate_unit`. None: tokens/s where they are known."""
     rate_unit: str = "requests at once"
     flags: LaunchFlags | None = None
-    setting: Setting | None = None
+    setting: LadderBasis | None = None
     _tried: tuple[Tried, ...] = ()
     _calibration: Calibration | None = None
     _told: set[str] = field(default_factory=set)
@@ -183,7 +171,7 @@ class Launch:
         )
         return True
 
-    def came_up(self, log_text: str, info: Mapping[str, Any]) -> int:
+    def note_up(self, log_text: str, info: Mapping[str, Any]) -> int:
         """Note the figures of an engine that runs; returns the requests to keep in flight."""
         told = server_figures(info)
         self.release = told.release or self.release
@@ -200,11 +188,11 @@ class Launch:
         # Where neither the launch nor the engine tells a figure, the run file's default stands.
         return min((one for one in known if one), default=engine.max_running_requests)
 
-    def served(self) -> None:
+    def note_served(self) -> None:
         """It has answered: what was nobody's fault before is over."""
         self._tried = tuple(one for one in self._tried if one.cause.kind in _MENDED_BY_FLAGS)
 
-    def ended(self, cause: Cause, log_text: str) -> Again | Step | Stop:
+    def note_end(self, cause: Cause, log_text: str) -> Again | Step | Stop:
         """What to do about an engine's end; a step is taken over at once."""
         assert self.flags is not None
         assert self.setting is not None

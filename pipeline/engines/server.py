@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.engines.launch_log import LAUNCH_MARK, last_launch
 from pipeline.errors import EngineError
+from pipeline.planner.sglang.failures import LAUNCH_MARK, last_launch
 
 _GUARD = Path(__file__).with_name("guard.py")
 _MAX_LOG_BYTES = 64 * 2**20

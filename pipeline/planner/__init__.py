@@ -1,4 +1,1 @@
-"""The memory planner: pure arithmetic from a model, a card and launch flags to a forecast.
-
-No clock, no network, no Ray. Files are read in `model_files` alone.
-"""
+"""Forecasts of memory, speed, time and cost. Pure: no clock, disk write, network or Ray."""

@@ -1,1 +1,0 @@
-"""Speed and memory, measured on whole commands. Figures are printed; nothing is judged."""

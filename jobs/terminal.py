@@ -1,0 +1,109 @@
+"""What a command shows on the terminal: its answer, its one line of error, log lines and progress.
+
+The door to tqdm. Heavy imports load inside the functions, so that --help stays quick.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.store.folder import Folder
+    from schemas.progress import Progress
+
+RUN_FOLDER = "the run's output.folder: a path, or s3://bucket/path"
+
+Show = Callable[["Progress", list[str]], None]
+
+_PLAIN_PROGRESS_S = 10.0
+_RATE_WINDOW_S = 60.0
+
+
+def log(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def display(rows_total: int, rows_done: int) -> Iterator[Show]:
+    """A bar that counts published rows on a terminal, a plain line now and then elsewhere."""
+    rates: deque[tuple[float, int]] = deque()
+    if not sys.stderr.isatty():
+        told_s = [time.monotonic()]
+
+        def show_plain(progress: "Progress", events: list[str]) -> None:
+            for event in events:
+                log(event)
+            now_s = time.monotonic()
+            _note_rate(rates, now_s, progress)
+            if now_s - told_s[0] >= _PLAIN_PROGRESS_S:
+                told_s[0] = now_s
+                log(f"event=progress {_progress_text(progress, rates)}")
+
+        yield show_plain
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=rows_total, initial=rows_done, unit="row", smoothing=0.05) as bar:
+
+        def show_bar(progress: "Progress", events: list[str]) -> None:
+            for event in events:
+                bar.write(event, file=sys.stderr)
+            _note_rate(rates, time.monotonic(), progress)
+            bar.set_postfix_str(_progress_text(progress, rates).partition(" ")[2], refresh=False)
+            bar.update(progress.rows_done - bar.n)
+            bar.refresh()
+
+        yield show_bar
+
+
+def _note_rate(rates: deque[tuple[float, int]], now_s: float, progress: "Progress") -> None:
+    rates.append((now_s, sum(worker.completion_tokens for worker in progress.workers)))
+    while rates[0][0] < now_s - _RATE_WINDOW_S:
+        rates.popleft()
+
+
+def _progress_text(progress: "Progress", rates: deque[tuple[float, int]]) -> str:
+    from pipeline.live.output import time_left
+
+    (first_s, first_tokens), (last_s, last_tokens) = rates[0], rates[-1]
+    tokens_per_s = max(0, last_tokens - first_tokens) / max(last_s - first_s, 1e-3)
+    in_flight = sum(worker.in_flight for worker in progress.workers)
+    return (
+        f"rows={progress.rows_done}/{progress.rows_total} tokens_per_s={tokens_per_s:.0f} "
+        f"in_flight={in_flight} errors={progress.rows_error} failed={progress.rows_failed}"
+        + (f" time_left='{time_left(progress.days_left)}'" if progress.days_left else "")
+    )
+
+
+def tell(text: str) -> None:
+    """Print a text. A reader that has had enough of it, as `head` has, is no fault."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
+    """Open a run's folder and answer from it; what the user can mend is one line and exit 2."""
+
+    from pipeline.store.bucket import open_folder
+
+    try:
+        return answer(open_folder(where))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+    except OSError as error:
+        print(unreadable(where, error), file=sys.stderr)
+    return 2
+
+
+def unreadable(where: str, error: OSError) -> str:
+    """The line for a file of a run that the system does not hand out."""
+    return f"{error.filename or where}: cannot be read: {error.strerror or error}"

@@ -1,0 +1,1 @@
+"""Rows on their way in and out: sources, prompts, parts, history and exports."""

@@ -1,0 +1,282 @@
+"""The readings of a run, kept small: what `live-readings.jsonl` holds, and how it is bounded.
+
+Neighbours in time are merged as readings become many, so that the file stays within some thousand
+lines for any number of engines and any length of run. A line a record: the run file first, the
+lengths of completions, then the readings. The coordinator alone writes it, whole, by rename.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+
+from pipeline.errors import ConfigError
+from pipeline.live.update import slot_of
+from pipeline.store.folder import Folder
+from schemas.config import RunFile
+from schemas.estimate import LiveReading
+from schemas.live import LiveSpan
+
+READINGS_FILE = "live-readings.jsonl"
+_MOST_READINGS = 4_000
+_FEWEST_OF_AN_ENGINE, _MOST_OF_AN_ENGINE = 4, 120
+# Readings of one launch that follow each other within so many seconds are one stretch of time.
+_CONTIGUOUS_S = 10.0
+# What an engine had in flight when it fell silent for so long is in flight no longer.
+_HEARD_S = 120.0
+_WRITE_INTERVAL_S = 15.0
+_SECONDS_A_READING = 0.015  # between two writes: 4,000 of them are written once a minute
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveLog:
+    """All that is kept of a run's engines. Times are seconds since the job began."""
+
+    began_at_s: float
+    run_file: Mapping[str, object]
+    session_starts_s: list[float] = field(default_factory=list)
+    readings: dict[str, list[LiveReading]] = field(default_factory=dict)
+    """Of each worker, in the order of time."""
+    finished: Counter[int] = field(default_factory=Counter)
+    """Completions that ended, by tokens."""
+    running: dict[str, Counter[int]] = field(default_factory=dict)
+    """What was in flight in each slot when it was last heard, by tokens so far."""
+    cards: dict[str, str] = field(default_factory=dict)
+    """The GPU of a worker that knows it."""
+    num_added: int = 0
+    counted_by_answers: bool = False
+    """Whether any reading has no engine's counter behind it."""
+
+    def add(self, worker_id: str, span: LiveSpan, *, now_s: float) -> None:
+        """A worker's span that ends about now."""
+        end_s = now_s - self.began_at_s
+        reading = LiveReading(
+            engine=worker_id,
+            start_s=end_s - span.duration_s,
+            end_s=end_s,
+            engine_age_s=span.engine_age_s,
+            cap_requests=span.cap_requests,
+            running_requests=span.running_requests,
+            tokens_per_s=span.tokens_per_s,
+            accept_length=span.accept_length,
+            prompt_tokens_per_s=span.prompt_tokens_per_s,
+        )
+        self.readings.setdefault(worker_id, []).append(reading)
+        self.finished.update(dict(span.finished))
+        # A worker that follows a dead one has its slot: the other's requests died with it.
+        self.running[slot_of(worker_id)] = Counter(dict(span.running))
+        self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
+        if span.card is not None:
+            self.cards[worker_id] = span.card
+        self.num_added += 1
+        self._thin(worker_id)
+
+    def all_readings(self) -> list[LiveReading]:
+        """Of all engines, in the order of time."""
+        every = [reading for readings in self.readings.values() for reading in readings]
+        return sorted(every, key=lambda reading: reading.end_s)
+
+    def running_tokens(self) -> Iterator[int]:
+        """Tokens so far of each request in flight, in engines that are heard."""
+        last_s = [(readings[-1].end_s, slot_of(each)) for each, readings in self.readings.items()]
+        latest_s = max(last_s, default=(0.0, ""))[0]
+        heard = {slot for end_s, slot in last_s if latest_s - end_s <= _HEARD_S}
+        for slot, counts in self.running.items():
+            if slot in heard:
+                yield from counts.elements()
+
+    def _thin(self, worker_id: str) -> None:
+        readings = self.readings[worker_id]
+        share = _MOST_READINGS // len(self.readings)
+        most = min(max(share, _FEWEST_OF_AN_ENGINE), _MOST_OF_AN_ENGINE)
+        while len(readings) > most:
+            # The newest stands alone: it is held against all before it.
+            pairs = [
+                (readings[place + 1].end_s - readings[place].start_s, place)
+                for place in range(len(readings) - 2)
+                if _is_one_stretch(readings[place], readings[place + 1])
+            ]
+            if not pairs:
+                del readings[0]
+                continue
+            _, place = min(pairs)
+            readings[place : place + 2] = [_merged(readings[place], readings[place + 1])]
+
+
+def _is_one_stretch(first: LiveReading, second: LiveReading) -> bool:
+    """Of one launch of the engine, one after the other."""
+    older_s = second.engine_age_s - first.engine_age_s
+    return (
+        first.cap_requests == second.cap_requests
+        and abs(second.start_s - first.end_s) <= _CONTIGUOUS_S
+        and abs(older_s - (second.start_s - first.start_s)) <= _CONTIGUOUS_S
+    )
+
+
+def _merged(first: LiveReading, second: LiveReading) -> LiveReading:
+    """Means over both spans, each weighed by its time."""
+    first_s, second_s = first.end_s - first.start_s, second.end_s - second.start_s
+    part = second_s / (first_s + second_s)
+
+    def mean(before: float, after: float) -> float:
+        return before + part * (after - before)
+
+    accept = first.accept_length or second.accept_length
+    if first.accept_length is not None and second.accept_length is not None:
+        accept = mean(first.accept_length, second.accept_length)
+    return LiveReading(
+        engine=second.engine,
+        start_s=first.start_s,
+        end_s=second.end_s,
+        engine_age_s=first.engine_age_s,
+        cap_requests=second.cap_requests,
+        running_requests=mean(first.running_requests, second.running_requests),
+        tokens_per_s=mean(first.tokens_per_s, second.tokens_per_s),
+        accept_length=accept,
+        prompt_tokens_per_s=mean(first.prompt_tokens_per_s, second.prompt_tokens_per_s),
+    )
+
+
+# --- availability -------------------------------------------------------------------------------
+
+
+def engine_seconds(log: LiveLog) -> tuple[float, float]:
+    """Seconds that engines ran and seconds that passed meanwhile, over all slots.
+
+    What lies between two sessions is nobody's loss, and no start-up is counted either.
+    """
+    slots: dict[str, list[LiveReading]] = {}
+    for reading in log.all_readings():
+        slots.setdefault(slot_of(reading.engine), []).append(reading)
+    ran_s = lost_s = 0.0
+    for readings in slots.values():
+        ran_s += sum(reading.end_s - reading.start_s for reading in readings)
+        for before, after in pairwise(readings):
+            between = (before.end_s <= start_s <= after.start_s for start_s in log.session_starts_s)
+            if not any(between):
+                lost_s += max(after.start_s - before.end_s, 0.0)
+    return ran_s, ran_s + lost_s
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def write_live_log(folder: Folder, log: LiveLog) -> None:
+    """The whole file, by rename."""
+    records: list[dict[str, object]] = [
+        {
+            "record": "run",
+            "began_at_s": log.began_at_s,
+            "session_starts_s": log.session_starts_s,
+            "num_added": log.num_added,
+            "counted_by_answers": log.counted_by_answers,
+            "cards": log.cards,
+            "run_file": log.run_file,
+        },
+        {
+            "record": "lengths",
+            "finished": sorted(log.finished.items()),
+            "running": {name: sorted(counts.items()) for name, counts in log.running.items()},
+        },
+    ]
+    records += [{"record": "reading", **asdict(reading)} for reading in log.all_readings()]
+    lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
+    folder.write_whole(READINGS_FILE, ("\n".join(lines) + "\n").encode())
+
+
+def read_live_log(folder: Folder) -> LiveLog | None:
+    """None where no reading was ever written. Raises ConfigError for a file that is none."""
+    if not folder.exists(READINGS_FILE):
+        return None
+    log: LiveLog | None = None
+    for number, line in enumerate(folder.read_lines(READINGS_FILE), start=1):
+        try:
+            log = _with_record(log, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{folder.place(READINGS_FILE)} line {number}: found no reading of a run: {error!r}"
+            ) from None
+    return log
+
+
+def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
+    kind = values.pop("record")
+    if kind == "run":
+        return LiveLog(**values)  # type: ignore[arg-type]
+    if log is None:
+        raise ValueError("the run's record is to come first")
+    if kind == "lengths":
+        log.finished = Counter(dict(values["finished"]))  # type: ignore[call-overload]
+        running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
+        log.running = {name: Counter(dict(pairs)) for name, pairs in running.items()}
+        return log
+    reading = LiveReading(**values)  # type: ignore[arg-type]
+    log.readings.setdefault(reading.engine, []).append(reading)
+    return log
+
+
+@dataclass(slots=True, kw_only=True)
+class LogKeeper:
+    """The coordinator's log of the run, and when it was written."""
+
+    folder: Folder
+    log: LiveLog
+    _written: int = 0
+    _written_s: float = 0.0
+
+    @classmethod
+    def opened(cls, folder: Folder, config: RunFile, *, now_s: float) -> "LogKeeper":
+        """Upon what an earlier session left; what was in flight then is not now."""
+        try:
+            log = read_live_log(folder)
+        except ConfigError:
+            # Readings are for the estimate alone: a run does not stop for a spoilt file of them.
+            log = None
+        log = log or LiveLog(began_at_s=now_s, run_file={})
+        log.session_starts_s.append(now_s - log.began_at_s)
+        log.running.clear()
+        log.run_file = config.model_dump(mode="json")
+        return cls(folder=folder, log=log, _written=log.num_added)
+
+    def write_if_due(self, *, now_s: float) -> None:
+        """By a clock that only runs forward."""
+        many = sum(len(readings) for readings in self.log.readings.values())
+        if now_s - self._written_s >= max(_WRITE_INTERVAL_S, _SECONDS_A_READING * many):
+            self._written_s = now_s
+            self.write()
+
+    def write(self) -> None:
+        """Where there is anything new."""
+        if self.log.num_added > self._written:
+            write_live_log(self.folder, self.log)
+            self._written = self.log.num_added
+
+
+def read_readings(folder: Folder) -> tuple[list[LiveReading], float]:
+    """The engines' readings, and when their clock began; none where there is no such file."""
+    found: list[LiveReading] = []
+    began_at_s = 0.0
+    for line in folder.read_lines(READINGS_FILE):
+        try:
+            values = json.loads(line)
+            kind = values.pop("record")
+            if kind == "run":
+                began_at_s = float(values["began_at_s"])
+            elif kind == "reading":
+                found.append(LiveReading(**values))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found, began_at_s
+
+
+def read_cards(folder: Folder) -> dict[str, str]:
+    """The card of each worker that has told it."""
+    for line in folder.read_lines(READINGS_FILE):
+        try:
+            values = json.loads(line)
+            if values["record"] == "run":
+                return {str(worker): str(card) for worker, card in values["cards"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return {}

@@ -1,0 +1,1 @@
+"""Facts of a model, read from its files: config, tensors, formats, tokenizer, how it thinks."""

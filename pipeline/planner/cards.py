@@ -1,0 +1,173 @@
+"""The catalogue of cards, and the card a person means by a name.
+
+A card has two totals: `smi_mib`, from which SGLang picks its defaults, and `total_bytes`, which
+CUDA hands out. This module knows nothing about models or launches.
+"""
+
+import difflib
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PlanError
+from schemas.estimate import GpuSpeed, PriceKind
+from schemas.plan import Gpu
+from schemas.units import GIB
+
+_DATA = Path(__file__).with_name("data") / "gpus.json"
+# What a PCIe 5 x16 slot gives between cards. measured: peer writes on RTX PRO 6000 boards, 53-56
+# GB/s on one socket and 39-51 across two (rtx6kpro, 2026-05-17)
+_PCIE_GB_PER_S = 50
+# Words that tell no card from another, in the names of vendors and of cloud catalogues.
+_NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One provider's price, as it was read."""
+
+    kind: PriceKind
+    low_usd_per_gpu_hour: float
+    high_usd_per_gpu_hour: float
+    source: str
+    date: str
+    """Empty where it is not known."""
+
+
+def gpu_named(text: str) -> Gpu:
+    """The card that `text` names, in any spelling that leaves it unambiguous."""
+    wanted = _words(text)
+    cards = _catalogue()
+    by_score = sorted(
+        ((_score(wanted, names), key) for key, (_, names) in cards.items()), reverse=True
+    )
+    score, key = by_score[0]
+    if score <= 0:
+        near = difflib.get_close_matches(_dashed(text), cards, n=3, cutoff=0.5)
+        hint = f"; the nearest: {', '.join(near)}" if near else ""
+        raise PlanError(f"unknown GPU {text!r}{hint}; known: {', '.join(sorted(cards))}")
+    return cards[key][0]
+
+
+def gpu_of_memory(gib: float, name: str = "") -> Gpu:
+    """A card that the catalogue lacks, known by its memory alone."""
+    if not 0 < gib < math.inf:
+        raise PlanError(f"--gpu-memory-gib must be above 0, got {gib}")
+    return Gpu(
+        name=name or f"unlisted GPU with {gib:g} GiB",
+        # assumed: Hopper, whose backends take the middle of every table
+        compute_capability=90,
+        # torch's total is 0.4-0.65 % under nvidia-smi's on the cards where both are known
+        smi_mib=int(gib * 1024 * 1.0056),
+        total_bytes=int(gib * GIB),
+        nvlink=True,
+        unified_memory=False,
+        known=False,
+    )
+
+
+def gpu_with_memory(gpu: Gpu, gib: float) -> Gpu:
+    """The same card with another amount of memory."""
+    other = gpu_of_memory(gib, gpu.name)
+    return Gpu(
+        name=gpu.name,
+        compute_capability=gpu.compute_capability,
+        smi_mib=other.smi_mib,
+        total_bytes=other.total_bytes,
+        nvlink=gpu.nvlink,
+        unified_memory=gpu.unified_memory,
+        known=gpu.known,
+    )
+
+
+def speed_of(gpu: Gpu) -> GpuSpeed:
+    """What the card can move and multiply; a card known by its memory alone has no speed."""
+    entry = _entries_by_name().get(gpu.name)
+    if entry is None:
+        raise PlanError(
+            f"no speed is known for {gpu.name!r}; known: {', '.join(sorted(_catalogue()))}"
+        )
+    speed = entry["speed"]
+    nvlink = speed["nvlink_gb_per_s"] > 0
+    link = speed["nvlink_gb_per_s"] if nvlink else min(speed["pcie_gb_per_s"], _PCIE_GB_PER_S)
+    return GpuSpeed(
+        vendor="amd" if gpu.name.startswith("Instinct") else "nvidia",
+        memory_bytes_per_s=speed["memory_gb_per_s"] * 1e9,
+        bf16_flops=speed["bf16_tflops"] * 1e12,
+        fp8_flops=(speed["fp8_tflops"] or 0) * 1e12,
+        fp4_flops=(speed["fp4_tflops"] or 0) * 1e12,
+        vector_flops=speed["vector_tflops"] * 1e12,
+        link_bytes_per_s=link * 1e9,
+        nvlink=nvlink,
+        vcpus_per_gpu=entry["node_vcpus_per_gpu"],
+        source=speed["source"],
+    )
+
+
+def speed_known(gpu: Gpu) -> bool:
+    """Whether `speed_of` has an answer."""
+    return gpu.name in _entries_by_name()
+
+
+def listed_prices(gpu: Gpu) -> tuple[Listing, ...]:
+    """Every listing of the card; none for a card known by its memory alone."""
+    entry = _entries_by_name().get(gpu.name, {})
+    return tuple(Listing(**listing) for listing in entry.get("prices", ()))
+
+
+def gpu_keys() -> tuple[str, ...]:
+    """Every card of the catalogue, by its short name."""
+    return tuple(_catalogue())
+
+
+@cache
+def _entries_by_name() -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads(_DATA.read_text())["gpus"]}
+
+
+@cache
+def _catalogue() -> dict[str, tuple[Gpu, tuple[frozenset[str], ...]]]:
+    cards = {}
+    for entry in json.loads(_DATA.read_text())["gpus"]:
+        gpu = Gpu(
+            name=entry["name"],
+            compute_capability=entry["compute_capability"],
+            smi_mib=entry["smi_mib"],
+            total_bytes=int(entry["torch_total_gib"] * GIB),
+            nvlink=entry["nvlink"],
+            unified_memory=entry["unified_memory"],
+            known=True,
+        )
+        spellings = (entry["key"], entry["name"], *entry["aliases"])
+        cards[entry["key"]] = (gpu, tuple(_words(spelling) for spelling in spellings))
+    return cards
+
+
+def _dashed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _words(text: str) -> frozenset[str]:
+    """`B200 180GB` and `b200-180gb` alike; `rtxpro6000` splits where letters meet digits."""
+    spaced = re.sub(r"[^a-z0-9]+", " ", text.lower())
+    spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
+    spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
+    spaced = re.sub(r"(\d+) gb\b|(\d+) gib\b", r"\1\2gb", spaced)
+    return frozenset(spaced.split()) - _NOISE
+
+
+def _score(wanted: frozenset[str], names: tuple[frozenset[str], ...]) -> int:
+    """How well the wanted words meet one of the card's spellings; 0 is no match."""
+    best = 0
+    for name in names:
+        if name == wanted:
+            return 1000
+        if name and name <= wanted:
+            best = max(best, 10 * len(name) - len(wanted - name))
+        if wanted and wanted <= name and any(ch.isdigit() for word in wanted for ch in word):
+            best = max(best, 5 * len(wanted) - len(name - wanted))
+    return best

@@ -1,0 +1,409 @@
+"""One run on every hardware option: plans, rates, days and dollars, and what they hang on.
+
+The walk: memory search → resident batch → rate → job time → bill. Each option is asked for its own
+best plan, so options are compared at equal memory and never at equal batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from pipeline.errors import PlanError
+from pipeline.planner.cards import speed_of
+from pipeline.planner.estimate.cost import (
+    CostedHours,
+    Preemption,
+    bill,
+    dollar_assumptions,
+    long_request_warning,
+)
+from pipeline.planner.estimate.job_time import (
+    CAPTURE_HIGH_S,
+    CAPTURE_LOW_S,
+    JobTime,
+    job_time,
+    whole_job,
+)
+from pipeline.planner.estimate.prices import prices_of
+from pipeline.planner.lengths.contexts import p99_of_summed_contexts
+from pipeline.planner.rate.errors import RateGroup, rate_spreads
+from pipeline.planner.rate.ranking import Load, RatedPlan, RatedSearch, rated_search
+from pipeline.planner.rate.search import HardwareOption, SearchLimits
+from pipeline.planner.rate.step_time import decode_step
+from pipeline.planner.rate.throughput import Workload, log_band, pair_is_measured, rate_at
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.releases import rules_for
+from schemas.estimate import (
+    Band,
+    ChosenPlan,
+    Dollars,
+    HardwareEstimate,
+    Price,
+    PromptLengths,
+    RunEstimate,
+    UnfitOption,
+)
+from schemas.plan import Calibration, ModelFacts, NoSpeculation
+
+_LEAST_VCPUS_PER_GPU = 8  # four physical cores: tokenising and scheduling of one engine
+# Below it, with this many requests, the host may not keep up with the device.
+_SHORT_STEP_S, _SHORT_STEP_REQUESTS = 6e-3, 64
+_LONGER = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedGroup:
+    """Cards of one kind in an option, and what they cost where the user says so."""
+
+    hardware: HardwareOption
+    own_usd: float | None = None
+    own_spot_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateQuery:
+    """A run, and all that is known or assumed of it."""
+
+    model: ModelFacts
+    num_completions: int
+    prompts: PromptLengths
+    load: Load
+    limits: SearchLimits
+    base: LaunchFlags
+    version: str | None
+    release_known: bool
+    """Whether the release's rules are known, rather than the newest taken for it."""
+    storage_bytes_per_s: float
+    hours_between_preemptions: float
+    calibrations: Mapping[str, Calibration]
+    today: date
+
+
+def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]]) -> RunEstimate:
+    """Every option, cheapest a million tokens first; those without a price by days, last."""
+    fitting: list[HardwareEstimate] = []
+    unfit: list[UnfitOption] = []
+    for groups in options:
+        try:
+            fitting.append(_hardware_estimate(query, groups))
+        except PlanError as error:
+            unfit.append(UnfitOption(option=option_name(groups), reason=str(error)))
+    fitting.sort(key=_usd_then_days)
+    return RunEstimate(
+        model=query.model.name,
+        num_completions=query.num_completions,
+        prompt_lengths=query.prompts,
+        output_lengths=query.load.lengths.summary,
+        options=tuple(fitting),
+        unfit=tuple(unfit),
+        assumptions=fitting[0].assumptions[:3] if fitting else (),
+    )
+
+
+def option_name(groups: Sequence[PricedGroup]) -> str:
+    """`7 x B200`, `4 x RTX PRO 6000 Blackwell + 2 x B200`."""
+    return " + ".join(f"{group.hardware.count} x {group.hardware.gpu.name}" for group in groups)
+
+
+def _usd_then_days(option: HardwareEstimate) -> tuple[bool, float, float]:
+    main = option.bills[0].usd_per_million_tokens.p50 if option.bills else 0.0
+    return not option.bills, main, option.days.p50
+
+
+# --- one option -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedGroup:
+    """One group's search, its best plan, and the group as the clock sees it."""
+
+    group: PricedGroup
+    search: RatedSearch
+    rate: RateGroup
+
+    @property
+    def best(self) -> RatedPlan:
+        return self.search.plans[0]
+
+
+def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> HardwareEstimate:
+    rated = [rated_group(query, group) for group in groups]
+    work = whole_job(query.num_completions, query.load.lengths)
+    time = job_time(work, [item.rate for item in rated])
+    bills = _bills(query, rated, time, work.tokens)
+    assumptions = time.assumptions
+    if bills:
+        assumptions = dollar_assumptions(assumptions, bills[0].price, time.gpu_hours)
+    return HardwareEstimate(
+        option=option_name(groups),
+        num_gpus=sum(group.hardware.count for group in groups),
+        plans=tuple(_chosen(query, item) for item in rated),
+        tokens_per_s=time.tokens_per_s,
+        days=time.days,
+        gpu_hours=_all_cards(time, groups),
+        start_hours=time.start_hours,
+        tail_hours=time.tail_hours,
+        restart_hours=time.restart_hours,
+        bills=bills,
+        assumptions=assumptions,
+        warnings=_option_warnings(query, rated),
+    )
+
+
+def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
+    """The best plan of one kind of card, and what it gives. PlanError where none fits."""
+    search = rated_search(
+        query.model, (group.hardware,), query.load, query.limits, base=query.base,
+        version=query.version, calibrations=query.calibrations, most=1,
+    )  # fmt: skip
+    best = search.plans[0]
+    return RatedGroup(group=group, search=search, rate=_rate_group(query, best))
+
+
+def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
+    replica, standing = best.replica, best.resident
+    speculative = not isinstance(replica.settings.speculation, NoSpeculation)
+    measured_accept = query.load.accept_length(replica)
+    gpus = replica.ranks.tp_size * replica.ranks.pp_size
+    calibrated = best.found.candidate.launch.calibration is not None
+    return RateGroup(
+        name=f"{best.found.hardware.count} x {best.found.hardware.gpu.name}",
+        replicas=best.found.replicas,
+        gpus_per_replica=gpus,
+        tokens_per_s=standing.rate.tokens_per_s,
+        running_requests=standing.running_requests,
+        small_step_s=_alone_s(query, best),
+        load_s=best.found.plan.weights_bytes * gpus / query.storage_bytes_per_s,
+        spreads=rate_spreads(
+            replica.rate_class,
+            pair_measured=pair_is_measured(query.model, replica.gpu),
+            cap_logged=calibrated,
+            accept_length=standing.rate.accept_length if speculative else None,
+            accept_measured=measured_accept is not None,
+            release=best.found.plan.release_profile,
+            release_measured=query.release_known,
+            stages=replica.ranks.pp_size,
+        ),
+        elasticity_to_length=_elasticity(query, best),
+    )
+
+
+def _alone_s(query: EstimateQuery, best: RatedPlan) -> float:
+    """Seconds a token of a request that runs nearly alone, late in its life."""
+    context = query.load.workload().context_tokens() * 2
+    step = decode_step(best.replica, 1, context).step_s()
+    return step / best.resident.rate.accept_length
+
+
+def _elasticity(query: EstimateQuery, best: RatedPlan) -> float:
+    """How log tokens/s moves with log mean length, at the running requests of the plan.
+
+    Where the KV pool limits them, they fall as the contexts grow.
+    """
+    work, standing = query.load.workload(), best.resident
+    longer = Workload(
+        prompt_tokens_mean=work.prompt_tokens_mean,
+        output_tokens_mean=work.output_tokens_mean * _LONGER,
+        output_tokens_cv=work.output_tokens_cv,
+    )
+    running = standing.running_requests
+    if standing.retraction_risk:
+        running *= work.context_tokens() / longer.context_tokens()
+    accept = query.load.accept_length(best.replica)
+    rate = rate_at(best.replica, running, longer, accept_length=accept)
+    return (rate.tokens_per_s / standing.rate.tokens_per_s - 1) / (_LONGER - 1)
+
+
+# --- what it costs ----------------------------------------------------------------------------
+
+
+def _all_cards(time: JobTime, groups: Sequence[PricedGroup]) -> Band:
+    """Cards that no replica uses are paid for as well."""
+    cards = sum(group.hardware.count for group in groups)
+    return Band(
+        p10=time.days.p10 * 24 * cards, p50=time.days.p50 * 24 * cards,
+        p90=time.days.p90 * 24 * cards,
+    )  # fmt: skip
+
+
+def _bills(
+    query: EstimateQuery, rated: Sequence[RatedGroup], time: JobTime, tokens: float
+) -> tuple[Dollars, ...]:
+    """On demand (or the user's own), then spot; only where every group has such a price."""
+    cards = sum(item.group.hardware.count for item in rated)
+    hours = CostedHours(
+        num_gpus=cards,
+        gpu_hours=_all_cards(time, [item.group for item in rated]),
+        start_hours=time.start_hours,
+        tail_hours=time.tail_hours,
+        restart_hours=time.restart_hours,
+        tokens=tokens,
+        tokens_per_s=time.tokens_per_s,
+    )
+    found = []
+    for spot in (False, True):
+        prices = [_price(query, item.group, spot=spot) for item in rated]
+        known = [price for price in prices if price is not None]
+        if len(known) == len(prices):
+            blended = _blended(known, [item.group.hardware.count for item in rated])
+            preemption = _mean_preemption(query, rated, known) if spot else None
+            found.append(bill(hours, blended, preemption))
+    return tuple(found)
+
+
+def _price(query: EstimateQuery, group: PricedGroup, *, spot: bool) -> Price | None:
+    prices = prices_of(
+        group.hardware.gpu, query.today, own_usd=group.own_usd, own_spot_usd=group.own_spot_usd
+    )
+    return next((price for price in prices if (price.kind == "spot") == spot), None)
+
+
+def _blended(prices: Sequence[Price], counts: Sequence[int]) -> Price:
+    """One price a GPU-hour for an option of several kinds of cards."""
+    if len(prices) == 1:
+        return prices[0]
+    total = sum(counts)
+
+    def mean(figures: Sequence[float]) -> float:
+        return sum(x * count for x, count in zip(figures, counts, strict=True)) / total
+
+    return Price(
+        kind=prices[0].kind,
+        low_usd_per_gpu_hour=mean([price.low_usd_per_gpu_hour for price in prices]),
+        usd_per_gpu_hour=mean([price.usd_per_gpu_hour for price in prices]),
+        high_usd_per_gpu_hour=mean([price.high_usd_per_gpu_hour for price in prices]),
+        source="; ".join(dict.fromkeys(price.source for price in prices)),
+        date="; ".join(dict.fromkeys(price.date for price in prices)),
+        stale=any(price.stale for price in prices),
+    )
+
+
+def _mean_preemption(
+    query: EstimateQuery, rated: Sequence[RatedGroup], prices: Sequence[Price]
+) -> Preemption:
+    """One for all cards: each kind loses time of its own, which costs what that kind costs."""
+    each = [_preemption(query, item) for item in rated]
+    weights = [
+        item.group.hardware.count * price.usd_per_gpu_hour
+        for item, price in zip(rated, prices, strict=True)
+    ]
+    total = sum(weights)
+    if not total:  # hardware of one's own: what is lost costs nothing
+        return each[0]
+
+    def mean(figures: Sequence[float]) -> float:
+        return sum(x * weight for x, weight in zip(figures, weights, strict=True)) / total
+
+    return replace(
+        each[0],
+        seconds_a_token=mean([item.seconds_a_token for item in each]),
+        start_s=mean([item.start_s for item in each]),
+    )
+
+
+def _preemption(query: EstimateQuery, rated: RatedGroup) -> Preemption:
+    standing, work = rated.best.resident, query.load.workload()
+    capture_s = (CAPTURE_LOW_S + CAPTURE_HIGH_S) / 2
+    return Preemption(
+        hours_between=query.hours_between_preemptions,
+        emitted_tokens=work.context_tokens() - work.prompt_tokens_mean,
+        seconds_a_token=standing.running_requests / standing.rate.tokens_per_s,
+        start_s=rated.rate.load_s + capture_s,
+        source="estimate.hours_between_preemptions",
+    )
+
+
+# --- what is told -----------------------------------------------------------------------------
+
+
+def _chosen(query: EstimateQuery, rated: RatedGroup) -> ChosenPlan:
+    best, standing = rated.best, rated.best.resident
+    plan, settings = best.found.plan, best.replica.settings
+    speculation = settings.speculation
+    drafted = 0 if isinstance(speculation, NoSpeculation) else speculation.num_draft_tokens
+    # The cap is part of the band here: the engine's own is not known yet.
+    sd = sum(spread.log_sd**2 for spread in rated.rate.spreads) ** 0.5
+    return ChosenPlan(
+        gpu=plan.gpu,
+        num_gpus=best.found.hardware.count,
+        tp_size=settings.tp_size,
+        pp_size=settings.pp_size,
+        replicas=best.found.replicas,
+        mtp=drafted > 0,
+        num_draft_tokens=drafted,
+        prefix_cache=not settings.disable_radix_cache,
+        cap_requests=standing.cap_requests,
+        running_requests=standing.running_requests,
+        limited_by=standing.limited_by,
+        retraction_risk=standing.retraction_risk,
+        argv=plan.argv,
+        budget=plan.budget.rows,
+        step=standing.rate.step,
+        prefill_share=standing.rate.prefill_share,
+        tokens_per_s_per_gpu=log_band(best.tokens_per_s / best.found.hardware.count, sd),
+        curves=rated.search.curves,
+        break_even_requests=rated.search.break_even_requests,
+        warnings=_plan_warnings(query, rated),
+    )
+
+
+def _plan_warnings(query: EstimateQuery, rated: RatedGroup) -> tuple[str, ...]:
+    best, standing = rated.best, rated.best.resident
+    found = list(best.found.plan.warnings)
+    if standing.retraction_risk:
+        calm = _calm_requests(query, best)
+        found.append(
+            "the KV pool is outgrown in more than one of 100 moments: the engine then takes "
+            f"requests back and prefills them again; at {calm} running requests it is not"
+        )
+    step_s = standing.rate.step.step_s()
+    if step_s < _SHORT_STEP_S and standing.running_requests > _SHORT_STEP_REQUESTS:
+        found.append(
+            f"a step takes {1000 * step_s:.1f} ms at {standing.running_requests:.0f} requests: "
+            "the host's scheduling may become the limit"
+        )
+    vcpus = speed_of(best.found.hardware.gpu).vcpus_per_gpu
+    if vcpus is not None and vcpus < _LEAST_VCPUS_PER_GPU:
+        found.append(
+            f"nodes with this card have {vcpus:g} vCPUs a GPU; an engine wants "
+            f"{_LEAST_VCPUS_PER_GPU}"
+        )
+    return tuple(found)
+
+
+def _calm_requests(query: EstimateQuery, best: RatedPlan) -> int:
+    """The most running requests of a replica that the KV pool holds 99 times of 100."""
+    shape, prompt = query.load.lengths.shape, query.load.prompt_tokens_mean
+    ranks = best.replica.ranks.attention_dp_size
+    pool = best.found.candidate.sized.pool.tokens
+    low, high = 0, best.resident.cap_requests // ranks
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = p99_of_summed_contexts(middle, shape, prompt) <= pool
+        low, high = (middle, high) if fits else (low, middle)
+    return max(low, 1) * ranks
+
+
+def _option_warnings(query: EstimateQuery, rated: Sequence[RatedGroup]) -> tuple[str, ...]:
+    # A release that is named and not known; where none is named, the newest is taken.
+    found = list(rules_for(query.version)[1]) if query.version else []
+    for item in rated:
+        used = item.rate.replicas * item.rate.gpus_per_replica
+        idle = item.group.hardware.count - used
+        if idle:
+            found.append(
+                f"{idle} of {item.group.hardware.count} {item.group.hardware.gpu.name} stand idle: "
+                f"a replica takes {item.rate.gpus_per_replica}"
+            )
+        spot = _price(query, item.group, spot=True)
+        if spot is None and _price(query, item.group, spot=False) is None:
+            found.append(
+                f"no price of {item.group.hardware.gpu.name} is known: give your own to rank this "
+                "option by dollars"
+            )
+        limit = query.load.lengths.summary.limit_tokens
+        if spot is not None:
+            warning = long_request_warning(_preemption(query, item), limit)
+            if warning:
+                found.append(f"on spot: {warning}")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Lengths of completions, learned while some of them still run."""

@@ -1,0 +1,1 @@
+"""Memory of one launch: weights, pools, headroom, verdict and advice."""

@@ -1,0 +1,252 @@
+"""Which flag mends a launch, found by assessing the launch with that flag changed.
+
+A pool failure wants a higher fraction, a slack failure a lower one, and some launches have no
+working value; so no direction is assumed, each is tried. Advice costs a few dozen assessments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pipeline.models.formats import online_format
+from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, Stopped, assess
+from pipeline.planner.memory.verdict import Judgement, judgement
+from pipeline.planner.sglang.layout import parallel_of
+from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from schemas.plan import Advice, LinearState, Moe, NoSpeculation
+
+_FRACTIONS = tuple(round(0.50 + 0.01 * step, 2) for step in range(48))  # 0.50 … 0.97
+_RANKS = (2, 4, 8, 16)
+
+
+def advice_for(
+    launch: ResolvedLaunch, outcome: Stopped | Sized, judged: Judgement
+) -> tuple[Advice, ...]:
+    """What would make the launch fit; for one that fits, what would run more requests."""
+    if judged.verdict == "fits" or (judged.stage is None and judged.doubts):
+        # Only doubts about the model or the release: no flag takes those away.
+        return tuple(_more_requests(launch, outcome))
+    return (*_fraction_advice(launch, judged), *_other_advice(launch))
+
+
+# --- the fraction -----------------------------------------------------------------------------
+
+
+def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
+    working = [
+        value for value in _FRACTIONS if _fits(launch, {"mem-fraction-static": f"{value:g}"})
+    ]
+    current = launch.settings.mem_fraction_static
+    if not working:
+        return [
+            Advice(
+                flag="--mem-fraction-static",
+                value="none",
+                effect="no value works",
+                reason=_no_fraction_reason(judged),
+            )
+        ]
+    value = min(working, key=lambda option: abs(option - current))
+    direction = "raise" if value > current else "lower"
+    kind = (
+        "the pools need more than the fraction gives"
+        if direction == "raise"
+        else "what lies outside the fraction needs more than it leaves"
+    )
+    return [
+        Advice(
+            flag="--mem-fraction-static",
+            value=f"{value:g}",
+            effect=f"fits from {working[0]:g} to {working[-1]:g}; "
+            + _effect(launch, {"mem-fraction-static": f"{value:g}"}),
+            reason=f"{direction} it: {kind}",
+        )
+    ]
+
+
+def _no_fraction_reason(judged: Judgement) -> str:
+    if judged.stage in ("weights", "draft_weights"):
+        return "the weights alone do not leave room on this card"
+    return "high values starve the slack before low values starve the pools"
+
+
+# --- everything else --------------------------------------------------------------------------
+
+
+def _other_advice(launch: ResolvedLaunch) -> Iterator[Advice]:
+    for changes, reason in _candidates(launch):
+        found = _best_fraction(launch, changes)
+        if found is None:
+            continue
+        flag, value = next(iter(changes.items()))
+        yield Advice(
+            flag=f"--{flag}",
+            value=_shown(value),
+            effect=_effect(launch, found) + _fraction_note(found, changes),
+            reason=reason,
+        )
+
+
+Change = tuple[dict[str, str | None], str]
+
+
+def _candidates(launch: ResolvedLaunch) -> Iterator[Change]:
+    yield from _request_changes(launch)
+    yield from _state_changes(launch)
+    if not isinstance(launch.settings.speculation, NoSpeculation):
+        yield (
+            {
+                "speculative-num-steps": "1",
+                "speculative-num-draft-tokens": "2",
+                "speculative-eagle-topk": "1",
+            },
+            "fewer tokens to verify at once",
+        )
+        yield _without_speculation(), "no draft and no verify states"
+    yield from _slack_changes(launch)
+    for tp in _RANKS:
+        if tp > launch.settings.tp_size and _divides(launch, tp):
+            yield {"tp-size": str(tp)}, "the weights are divided over more cards"
+    if launch.model.format.base == "bf16" and not launch.flags.text("quantization"):
+        yield {"quantization": "fp8"}, "half the weights; changes results"
+
+
+def _request_changes(launch: ResolvedLaunch) -> Iterator[Change]:
+    requests = launch.settings.max_running_requests
+    speculative = not isinstance(launch.settings.speculation, NoSpeculation)
+    if speculative and isinstance(launch.model.state, LinearState) and requests and requests > 1:
+        for fewer in sorted({requests // 2, requests // 4, requests // 8} - {0}, reverse=True):
+            yield {"max-running-requests": str(fewer)}, "fewer requests keep fewer verify states"
+    elif requests is None or requests > 64:
+        yield {"max-running-requests": "64"}, "a smaller request table and smaller graphs"
+
+
+def _state_changes(launch: ResolvedLaunch) -> Iterator[Change]:
+    if not isinstance(launch.model.state, LinearState):
+        return
+    settings = launch.settings
+    if launch.flags.text("mamba-ssm-dtype") != "bfloat16":
+        yield {"mamba-ssm-dtype": "bfloat16"}, "half the state of each request; changes results"
+    if settings.mamba_strategy == "extra_buffer":
+        yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
+    if not settings.disable_radix_cache and isinstance(settings.speculation, NoSpeculation):
+        yield {"disable-radix-cache": ""}, "1 state slot a request"
+
+
+def _slack_changes(launch: ResolvedLaunch) -> Iterator[Change]:
+    settings = launch.settings
+    if settings.chunked_prefill_size > 2048:
+        half = settings.chunked_prefill_size * launch.ranks.attention_dp_size // 2
+        yield {"chunked-prefill-size": str(half)}, "half the activations and indexer scratch"
+    if settings.context_length > 65536:
+        yield {"context-length": "32768"}, "a smaller request table and graph indices"
+    if settings.decode_graph_max_bs > 32:
+        yield {"cuda-graph-max-bs-decode": "16"}, "fewer and smaller graphs"
+
+
+def _divides(launch: ResolvedLaunch, tp: int) -> bool:
+    experts_fit = not isinstance(launch.model.ffn, Moe) or launch.model.ffn.experts % tp == 0
+    return launch.model.heads % tp == 0 and experts_fit
+
+
+def _without_speculation() -> dict[str, str | None]:
+    return dict.fromkeys(
+        (
+            "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
+            "speculative-num-draft-tokens", "speculative-draft-model-path",
+            "speculative-dspark-block-size", "speculative-dflash-block-size",
+            "enable-linear-replayssm-spec",
+        )
+    )  # fmt: skip
+
+
+def _more_requests(launch: ResolvedLaunch, outcome: Stopped | Sized) -> Iterator[Advice]:
+    """For a launch that fits: changes that run at least a quarter more requests."""
+    if isinstance(outcome, Stopped) or outcome.limited_by != "state slots":
+        return
+    for changes, reason in _state_candidates(launch):
+        better = _assessed(launch, changes)
+        if isinstance(better, Sized) and better.running >= outcome.running * 1.25:
+            flag, value = next(iter(changes.items()))
+            yield Advice(
+                flag=f"--{flag}", value=_shown(value), effect=_described(better), reason=reason
+            )
+
+
+def _state_candidates(launch: ResolvedLaunch) -> Iterator[Change]:
+    flags = launch.flags
+    ratio = flags.fraction("mamba-full-memory-ratio") or 0.9
+    more = f"{ratio * 2:g}"
+    yield {"mamba-full-memory-ratio": more}, "more of the pool for states, less for KV"
+    if flags.text("mamba-ssm-dtype") != "bfloat16":
+        yield {"mamba-ssm-dtype": "bfloat16"}, "half the state of each request; changes results"
+    if launch.settings.mamba_strategy == "extra_buffer":
+        yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
+    if not launch.settings.disable_radix_cache:
+        yield {"disable-radix-cache": ""}, "1 state slot a request"
+
+
+def _shown(value: str | None) -> str:
+    """A flag's value; a switch has none, and a flag to take away is off."""
+    return "off" if value is None else value
+
+
+# --- trying -----------------------------------------------------------------------------------
+
+
+def changed_launch(
+    launch: ResolvedLaunch, changes: Mapping[str, str | None]
+) -> ResolvedLaunch | None:
+    """The same launch with other flags, or nothing where SGLang refuses them."""
+    flags = launch.flags.changed(changes)
+    model = launch.model
+    if "quantization" in changes:
+        model = replace(model, format=online_format(model.format, flags.text("quantization")))
+    settings = resolved(flags, model, launch.gpu, launch.rules)
+    if isinstance(settings, RefusedLaunch):
+        return None
+    # Weights measured under another layout say nothing about this one.
+    same_layout = {"tp-size", "quantization"}.isdisjoint(changes)
+    return ResolvedLaunch(
+        model=model, gpu=launch.gpu, flags=flags, ranks=parallel_of(flags), rules=launch.rules,
+        settings=settings, calibration=launch.calibration if same_layout else None,
+    )  # fmt: skip
+
+
+def _assessed(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> Stopped | Sized | None:
+    other = changed_launch(launch, changes)
+    return None if other is None else assess(other)
+
+
+def _fits(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> bool:
+    other = changed_launch(launch, changes)
+    return other is not None and judgement(other, assess(other)).verdict == "fits"
+
+
+def _best_fraction(
+    launch: ResolvedLaunch, changes: Mapping[str, str | None]
+) -> dict[str, str | None] | None:
+    """The change as it is, or with the nearest fraction that makes it fit."""
+    if _fits(launch, changes):
+        return dict(changes)
+    current = launch.settings.mem_fraction_static
+    for step in (0.03, -0.03, 0.06, -0.06, 0.1, -0.1):
+        value = round(current + step, 2)
+        both = {**changes, "mem-fraction-static": f"{value:g}"}
+        if 0.4 < value < 0.98 and _fits(launch, both):
+            return both
+    return None
+
+
+def _fraction_note(found: Mapping[str, str | None], changes: Mapping[str, str | None]) -> str:
+    if "mem-fraction-static" in found and "mem-fraction-static" not in changes:
+        return f" (with --mem-fraction-static {found['mem-fraction-static']})"
+    return ""
+
+
+def _effect(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> str:
+    outcome = _assessed(launch, changes)
+    return _described(outcome) if isinstance(outcome, Sized) else "fits"
+
+
+def _described(outcome: Sized) -> str:
+    return f"{outcome.running} requests, {outcome.pool.tokens:,} tokens"

@@ -1,0 +1,351 @@
+"""What the fraction never pays for: everything that lives in the memory the pools leave free.
+
+Fixed items follow from shapes; activations and graphs are estimates, with the public figure that
+each was fitted to. The sum is compared with the slack in `memory_budget`.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.planner.memory.kv_cache import TokenCost
+from pipeline.planner.sglang.defaults import decode_buckets
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import Parallel
+from pipeline.planner.sglang.releases import ReleaseRules
+from schemas.plan import (
+    CompressedCache,
+    Gpu,
+    LinearState,
+    ModelFacts,
+    Moe,
+    NoSpeculation,
+    PlanSettings,
+    SlackItem,
+    SparseMlaCache,
+    Speculation,
+)
+from schemas.units import GIB, MIB
+
+# FlashInfer's workspace, and the models for which SGLang asks for a larger one.
+# environ.py: SGLANG_FLASHINFER_WORKSPACE_SIZE; flashinfer_backend.py, 0.5.23.
+_FLASHINFER_BYTES = 384 * MIB
+_FLASHINFER_LARGE_BYTES = 512 * MIB
+_FLASHINFER_LARGE = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
+_DETERMINISTIC_BYTES = 2 * GIB
+_TRTLLM_MHA_BYTES = 512 * MIB
+_TRTLLM_MLA_BYTES = 150 * MIB
+_SYMMETRIC_BYTES = 4 * GIB  # memory_hook.py: SGLANG_SYMM_MEM_PREALLOC_GB_SIZE, 0.5.23
+
+# Kernels' modules, cuBLAS workspaces and fragmentation that appear with the first forwards.
+# assumed: Qwen3-0.6B on a 16 GB card ends 0.6 GiB below pool end with 0.11 GiB of graphs and
+# 0.4 GiB of workspace (public log, SGLang 0.4.10); several ranks add communicators' buffers.
+_RUNTIME_BYTES = 300 * MIB
+_RUNTIME_RANKS_BYTES = 400 * MIB
+_RUNTIME_RANKS_PCIE_BYTES = 100 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlackNeeds:
+    """Items that the free memory must hold, split by when they are claimed."""
+
+    fixed: tuple[SlackItem, ...]
+    capture: tuple[SlackItem, ...]
+    serving: tuple[SlackItem, ...]
+
+    def before_capture_bytes(self) -> int:
+        """Held when graph capture ends."""
+        return _sum(self.fixed) + _sum(self.capture)
+
+    def total_bytes(self) -> int:
+        """Held at the first full prefill chunk."""
+        return self.before_capture_bytes() + _sum(self.serving)
+
+    def estimated_bytes(self) -> int:
+        """The part that is an estimate rather than a shape."""
+        return _sum(self.capture) + _sum(self.serving)
+
+    def with_logged_graphs(self, size: int) -> "SlackNeeds":
+        """The same, with a log's graph memory in place of the estimate."""
+        logged = SlackItem(name="graphs", bytes=size, source="the engine's log")
+        return SlackNeeds(fixed=self.fixed, capture=(logged,), serving=self.serving)
+
+    def items(self) -> tuple[SlackItem, ...]:
+        """All of them, in the order they are claimed."""
+        return (*self.fixed, *self.capture, *self.serving)
+
+
+def slack_needs(
+    model: ModelFacts,
+    gpu: Gpu,
+    settings: PlanSettings,
+    flags: LaunchFlags,
+    ranks: Parallel,
+    rules: ReleaseRules,
+    cost: TokenCost,
+    tokens: int,
+    running: int,
+) -> SlackNeeds:
+    """Everything that will claim the slack, for a pool of `tokens` and `running` requests."""
+    fixed = [
+        _request_table(settings, running),
+        _item("draft KV that the pool does not price", tokens * cost.unpriced_draft_bytes,
+              "pool_configurator.py: eagle_draft_num_layers"),
+        *_workspaces(model, settings, flags, ranks, running),
+        *_all_to_all(model, settings, flags, ranks),
+        *_host_processes(gpu),
+        _item("runtime: kernel modules, cuBLAS, communicators",
+              _runtime_bytes(gpu, settings, ranks), "assumed from public logs"),
+    ]  # fmt: skip
+    capture = _graphs(model, settings, rules, running, ranks)
+    serving = [
+        _item("activations of one prefill chunk", activation_bytes(model, settings, ranks),
+              "estimated from layer shapes"),
+        _item("sparse indexer logits", indexer_bytes(model, gpu, settings, rules),
+              "layers/attention/dsv4/indexer.py, dsa_indexer.py"),
+        _item("sparse indexer logits at long context",
+              _chunked_indexer_bytes(model, gpu, settings, rules),
+              "layers/attention/dsv4/indexer.py"),
+    ]  # fmt: skip
+    return SlackNeeds(fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving))
+
+
+def _runtime_bytes(gpu: Gpu, settings: PlanSettings, ranks: Parallel) -> int:
+    size = _RUNTIME_BYTES
+    if ranks.tp_size > 1:
+        small = not gpu.nvlink and gpu.smi_mib < 40 * 1024
+        size += _RUNTIME_RANKS_PCIE_BYTES if small else _RUNTIME_RANKS_BYTES
+    if block_draft(settings):
+        # a second model with kernels of its own; fitted with the 5090 launches below
+        size += _RUNTIME_BYTES
+    return size
+
+
+def block_draft(settings: PlanSettings) -> bool:
+    """Whether a draft model of several layers proposes whole blocks."""
+    speculation = settings.speculation
+    return isinstance(speculation, Speculation) and speculation.algorithm in ("DFLASH", "DSPARK")
+
+
+def _host_processes(gpu: Gpu) -> list[SlackItem]:
+    """On unified memory the engine's processes and the file cache share what the card leaves.
+
+    assumed: 12 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
+    0.85, where the fraction leaves 22.5 and 16.9 GiB.
+    """
+    if not gpu.unified_memory:
+        return []
+    return [_item("host processes in unified memory", 12 * GIB, "assumed from public logs")]
+
+
+def _chunked_indexer_bytes(
+    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
+) -> int:
+    """Releases that cut DeepSeek-V4's rows still take a fifth of the slack for them."""
+    if not isinstance(model.cache, CompressedCache) or not rules.v4_indexer_row_chunks:
+        return 0
+    whole = indexer_bytes_at(
+        model, gpu, rules, max(settings.chunked_prefill_size, 1), settings.context_length
+    )
+    allowed = 0.2 * gpu.total_bytes * (1 - settings.mem_fraction_static)
+    return int(min(whole, allowed))
+
+
+def _item(name: str, size: float, source: str) -> SlackItem:
+    return SlackItem(name=name, bytes=int(size), source=source)
+
+
+def _sum(items: tuple[SlackItem, ...]) -> int:
+    return sum(item.bytes for item in items)
+
+
+def _kept(items: list[SlackItem]) -> tuple[SlackItem, ...]:
+    return tuple(item for item in items if item.bytes > 0)
+
+
+def _request_table(settings: PlanSettings, running: int) -> SlackItem:
+    """req_to_token: int32, one row a request. model_runner_kv_cache_mixin.py / configurator."""
+    extra = 4
+    if isinstance(settings.speculation, Speculation):
+        extra += settings.speculation.num_draft_tokens
+    rows = running + 1
+    size = rows * (settings.context_length + extra) * 4
+    return _item("request-to-token table", size, "memory_pool.py: ReqToTokenPool")
+
+
+def _workspaces(
+    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel, running: int
+) -> list[SlackItem]:
+    backend = settings.attention_backend
+    items = []
+    if backend == "flashinfer":
+        size = (
+            _FLASHINFER_LARGE_BYTES
+            if model.architecture in _FLASHINFER_LARGE
+            else _FLASHINFER_BYTES
+        )  # one choice
+        if flags.has("enable-deterministic-inference"):
+            size = _DETERMINISTIC_BYTES
+        items.append(_item("FlashInfer workspace", size, "flashinfer_backend.py"))
+        rows = min(settings.decode_graph_max_bs, max(running, 1)) * _verify_tokens(settings)
+        # indices and the mask that verification needs
+        indices = rows * settings.context_length * (5 if _verify_tokens(settings) > 1 else 4)
+        items.append(
+            _item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py")
+        )
+    elif backend == "trtllm_mha":
+        items.append(
+            _item("TRT-LLM attention workspace", _TRTLLM_MHA_BYTES, "trtllm_mha_backend.py")
+        )
+    elif model.uses_mla:
+        items.append(_item("MLA attention workspace", _TRTLLM_MLA_BYTES, "trtllm_mla_backend.py"))
+    if flags.has("enable-symm-mem"):
+        items.append(_item("symmetric memory", _SYMMETRIC_BYTES, "memory_hook.py"))
+    if flags.has("enable-flashinfer-allreduce-fusion") and ranks.tp_size > 1:
+        # Two-shot buffers for chunk-sized messages. assumed: the size SGLang caps fusion at.
+        size = 2 * 2048 * model.hidden_size * 2 * ranks.tp_size
+        items.append(_item("fused all-reduce buffers", size, "flashinfer_comm_fusion.py"))
+    return items
+
+
+def _all_to_all(
+    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel
+) -> list[SlackItem]:
+    """Dispatch buffers of the expert-parallel backends."""
+    if not isinstance(model.ffn, Moe) or ranks.all_to_all in ("none", ""):
+        return []
+    if ranks.all_to_all == "megamoe":
+        per_rank = flags.variable("SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "1024")
+        # tokens a rank x top-k, packed activations and bf16 results
+        rows = int(per_rank if per_rank.isdigit() else 1024) * model.ffn.experts_per_token
+        return [_item("MegaMoE buffers", rows * model.hidden_size * 3, "layers/moe/mega_moe.py")]
+    # memory_hook.py grants DeepEP 2 GiB over the decode graphs.
+    return [_item("DeepEP buffers", 2 * GIB, "memory_hook.py: reserve_for_deepep_a2a_mb")]
+
+
+def _graphs(
+    model: ModelFacts,
+    settings: PlanSettings,
+    rules: ReleaseRules,
+    running: int,
+    ranks: Parallel,
+) -> list[SlackItem]:
+    items = []
+    speculative = isinstance(settings.speculation, Speculation)
+    max_bs = min(settings.decode_graph_max_bs, max(running, 1))
+    if settings.decode_graph_max_bs:
+        buckets = len(decode_buckets(max_bs, speculative=speculative))
+        # Fitted to public logs: 0.54 GiB of target and 0.21 GiB of draft graphs at TP8;
+        # 1.93 GiB at 320 requests (DeepSeek-V4, 0.5.12, twice the kernels of other models).
+        size = (100 + 8 * buckets + max_bs) * MIB
+        size *= 2 if isinstance(model.cache, CompressedCache) else 1
+        items.append(_item("decode graphs", size, "fitted to public logs"))
+        if speculative:
+            items.append(_item("draft and verify graphs", size * 0.6, "fitted to public logs"))
+        rows = max_bs * _verify_tokens(settings)
+        logits = rows * model.vocab_size * 4 / ranks.tp_size * _gathered(ranks)
+        items.append(_item("logits buffer", logits, "logits_processor.py"))
+    if settings.prefill_graph_buckets:
+        # SGLang's own allowance: memory_hook.py: reserve_for_graph_mb.
+        size = 1536 * MIB if model.uses_mla else 8 * MIB * settings.prefill_graph_buckets
+        items.append(_item("prefill graphs", size, "memory_hook.py: reserve_for_graph_mb"))
+        # The capture pool keeps activations of its own beside the eager ones.
+        # Fitted: Qwen3.8-27B on an RTX 5090 at chunk 2048 needs 3.1-3.4 GiB of slack with a
+        # block draft and under 3.1 without; under 2.8 at chunk 1024.
+        if not model.uses_mla:
+            pool = activation_bytes(model, settings, ranks) / 2
+            items.append(_item("prefill graphs' activations", pool, "fitted to public launches"))
+    return items
+
+
+def _gathered(ranks: Parallel) -> int:
+    """Every rank gathers the whole vocabulary's logits."""
+    return ranks.tp_size
+
+
+def _verify_tokens(settings: PlanSettings) -> int:
+    if isinstance(settings.speculation, NoSpeculation):
+        return 1
+    return settings.speculation.num_draft_tokens
+
+
+# --- activations ------------------------------------------------------------------------------
+
+
+def activation_bytes(model: ModelFacts, settings: PlanSettings, ranks: Parallel) -> int:
+    """One prefill chunk through the widest layer, in bf16."""
+    chunk = settings.chunked_prefill_size
+    if chunk <= 0:
+        chunk = min(settings.max_prefill_tokens, settings.context_length)
+    # Attention ranks gather their chunks before the experts.
+    gathered = chunk * ranks.attention_dp_size
+    hidden = model.hidden_size
+    drafted = 2 * 5 * hidden * 2 if block_draft(settings) else 0  # five layers' outputs, joined
+    own = (
+        drafted
+        + 6 * hidden * 2
+        + _attention_token_bytes(model, ranks)
+        + _state_token_bytes(model, ranks)
+    )
+    wide = 2 * hidden * 2 + _ffn_token_bytes(model, ranks)
+    return int(chunk * own + gathered * wide)
+
+
+def _attention_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
+    heads = model.heads / ranks.attention_tp_size
+    # queries, gate or output, and the output projection's input
+    return 3 * heads * model.head_dim * 2
+
+
+def _state_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
+    state = model.state
+    if not isinstance(state, LinearState) or state.kind == "conv":
+        return 0.0
+    width = state.heads * state.head_dim / ranks.attention_tp_size
+    keys = state.groups * state.state_dim / ranks.attention_tp_size
+    # projections, their convolved copies and gates; then one fp32 state a chunk of 64 tokens
+    streams = 2 * (2 * width + 2 * keys) * 2 + 2 * width * 2
+    states = width * state.state_dim * 4 / 64
+    return streams + states
+
+
+def _ffn_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
+    if isinstance(model.ffn, Moe):
+        inner = model.ffn.intermediate_size / ranks.tp_size
+        # the permuted input, gate and up, their product, and each expert's contribution
+        return model.ffn.experts_per_token * (3 * inner + 2 * model.ffn.input_size) * 2
+    return 3 * model.ffn.intermediate_size / ranks.dense_tp_size * 2
+
+
+def indexer_bytes(model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules) -> int:
+    """Indexer scratch of a prompt that fills one chunk; no rank shares it."""
+    chunk = settings.chunked_prefill_size
+    if chunk <= 0:
+        chunk = settings.max_prefill_tokens
+    rows = min(chunk, settings.context_length)
+    return indexer_bytes_at(model, gpu, rules, rows, rows)
+
+
+def indexer_bytes_at(
+    model: ModelFacts, gpu: Gpu, rules: ReleaseRules, rows: int, context_tokens: int
+) -> int:
+    """Scratch for `rows` query tokens against a context. layers/attention/dsv4/indexer.py."""
+    if isinstance(model.cache, SparseMlaCache):
+        # fp32 logits, one a query token and context token
+        return rows * context_tokens * 4
+    if not isinstance(model.cache, CompressedCache):
+        return 0
+    columns = context_tokens // 4
+    if gpu.compute_capability // 10 == 12 and rules.v4_indexer_sm120 != "tilelang":
+        # The torch path gathers 132 bytes, copies 128, widens keys to fp32 (512), scores (256).
+        return rows * columns * (132 + 128 + 512 + 256 + 4)
+    return rows * columns * 4
+
+
+def largest_indexer_bytes(
+    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
+) -> int:
+    """The same at the longest context, unless the release cuts the rows to what is free."""
+    if rules.v4_indexer_row_chunks and isinstance(model.cache, CompressedCache):
+        return 0
+    chunk = settings.chunked_prefill_size
+    rows = min(chunk if chunk > 0 else settings.max_prefill_tokens, settings.context_length)
+    return indexer_bytes_at(model, gpu, rules, rows, settings.context_length)

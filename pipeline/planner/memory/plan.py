@@ -1,0 +1,205 @@
+"""Model, card, launch line, release → `LaunchPlan`: the whole forecast of one launch.
+
+The one entry for form 1 of `jobs.plan` and for the search. It joins the steps; each step's
+arithmetic lives in its own module.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.models.formats import online_format
+from pipeline.planner.memory.advice import advice_for
+from pipeline.planner.memory.notes import launch_warnings, log_lines
+from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, Stopped, assess, load_figures
+from pipeline.planner.memory.state_pool import StatePool
+from pipeline.planner.memory.verdict import judgement, memory_budget, uncertainty_bytes
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import parallel_of
+from pipeline.planner.sglang.releases import rules_for
+from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLengths:
+    """Tokens that a request holds, for "requests at expected length"."""
+
+    prompt_tokens: int = 512
+    output_tokens: int = 7680
+    context_tokens: float | None = None
+    """Mean over the running requests, where the lengths' spread is known."""
+    output_limit_tokens: int | None = None
+    """The longest completion that the engine is asked for."""
+
+    def total_tokens(self) -> int:
+        """Tokens in the cache at the end of the mean request."""
+        return self.prompt_tokens + self.output_tokens
+
+    def held_tokens(self) -> float:
+        """What one running request is reckoned to hold: its mean, else its end."""
+        return self.context_tokens or self.total_tokens()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPlan:
+    """SGLang stops at its own arguments."""
+
+    message: str
+    model: str
+    gpu: Gpu
+    release: str
+    argv: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    with_tracked_states: LaunchPlan | None
+    """The same launch with the strategy that the refusal asks for, where it asks for one."""
+
+
+def plan_launch(
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    *,
+    version: str | None = None,
+    lengths: ExpectedLengths | None = None,
+    calibration: Calibration | None = None,
+    with_advice: bool = True,
+) -> LaunchPlan | RefusedPlan:
+    """The forecast of a launch, or the refusal that comes before it."""
+    rules, notes = rules_for(version)
+    model = _with_online_format(model, flags)
+    settings = resolved(flags, model, gpu, rules)
+    if isinstance(settings, RefusedLaunch):
+        return RefusedPlan(
+            message=settings.message,
+            model=model.name,
+            gpu=gpu,
+            release=rules.label,
+            argv=flags.argv(),
+            assumptions=notes,
+            with_tracked_states=_with_tracked_states(
+                model, gpu, flags, version, lengths, calibration
+            ),
+        )
+    launch = ResolvedLaunch(
+        model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
+        settings=settings, calibration=calibration,
+    )  # fmt: skip
+    return _plan(launch, notes, lengths or ExpectedLengths(), with_advice=with_advice)
+
+
+def _with_tracked_states(
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    version: str | None,
+    lengths: ExpectedLengths | None,
+    calibration: Calibration | None,
+) -> LaunchPlan | None:
+    """Old releases refuse speculation beside a prefix cache without tracked states."""
+    strategy = flags.text("mamba-radix-cache-strategy", "auto")
+    if strategy.startswith("extra_buffer") or not flags.has("speculative-algorithm"):
+        return None
+    if not isinstance(model.state, LinearState):
+        return None
+    tracked = flags.changed({"mamba-radix-cache-strategy": "extra_buffer"})
+    plan = plan_launch(
+        model, gpu, tracked, version=version, lengths=lengths, calibration=calibration,
+    )  # fmt: skip
+    return plan if isinstance(plan, LaunchPlan) else None
+
+
+def _with_online_format(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:
+    quantization = flags.text("quantization")
+    if not quantization:
+        return model
+    values = {name: getattr(model, name) for name in ModelFacts.__slots__}
+    values["format"] = online_format(model.format, quantization)
+    return ModelFacts(**values)
+
+
+def _plan(
+    launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths, *, with_advice: bool
+) -> LaunchPlan:
+    outcome = assess(launch)
+    judged = judgement(launch, outcome)
+    load = load_figures(launch)
+    error = uncertainty_bytes(launch, load)
+    sized = outcome if isinstance(outcome, Sized) else None
+    states = sized.states if sized and isinstance(sized.states, StatePool) else None
+    per_token = sized.cost.priced_bytes if sized else 0.0
+    return LaunchPlan(
+        verdict=judged.verdict,
+        stage=judged.stage,
+        message=judged.message,
+        model=launch.model.name,
+        gpu=launch.gpu.name,
+        release_profile=launch.rules.label,
+        argv=launch.flags.argv(),
+        settings=launch.settings,
+        budget=memory_budget(launch, outcome),
+        capacity=_capacity(outcome),
+        free_before_load_bytes=load.free_before_bytes,
+        weights_bytes=load.weights_bytes,
+        draft_weights_bytes=load.draft_resident_bytes + load.draft_freed_bytes,
+        kv_bytes_per_token=per_token,
+        kv_bytes=sized.pool.bytes if sized else 0,
+        state_bytes=states.state_bytes if states else 0,
+        intermediate_state_bytes=_intermediate_bytes(outcome),
+        slack_bytes=sized.slack_bytes if sized else 0,
+        slack_items=sized.needs.items() if sized else (),
+        requests_at_expected_length=requests_at(outcome, lengths),
+        uncertainty_bytes=error,
+        uncertainty_tokens=int(error / per_token) if per_token else 0,
+        assumptions=_assumptions(launch, notes, lengths),
+        warnings=(*judged.doubts, *launch_warnings(launch, outcome)),
+        advice=advice_for(launch, outcome, judged) if with_advice else (),
+        log_lines=log_lines(launch, outcome, judged.message),
+    )
+
+
+def requests_at(outcome: Stopped | Sized, lengths: ExpectedLengths) -> int:
+    """Requests of the expected length that one data-parallel rank holds at once."""
+    if isinstance(outcome, Stopped):
+        return 0
+    return min(outcome.at_once, int(outcome.pool.tokens // max(lengths.held_tokens(), 1)))
+
+
+def _capacity(outcome: Stopped | Sized) -> Capacity:
+    if isinstance(outcome, Stopped):
+        return Capacity(
+            max_total_num_tokens=0,
+            swa_tokens=0,
+            state_slots=max(outcome.slots, 0),
+            max_running_requests=0,
+            limited_by=outcome.stage,
+        )
+    slots = outcome.states.slots if isinstance(outcome.states, StatePool) else 0
+    return Capacity(
+        max_total_num_tokens=outcome.pool.tokens,
+        swa_tokens=outcome.pool.swa_tokens,
+        state_slots=slots,
+        max_running_requests=outcome.running,
+        limited_by=outcome.limited_by,
+    )
+
+
+def _intermediate_bytes(outcome: Stopped | Sized) -> int:
+    if isinstance(outcome, Stopped):
+        return outcome.intermediate_bytes
+    return outcome.states.intermediate_bytes if isinstance(outcome.states, StatePool) else 0
+
+
+def _assumptions(
+    launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths
+) -> tuple[str, ...]:
+    found = [*notes, *launch.model.assumptions, *launch.settings.assumptions]
+    if launch.calibration is None:
+        found.append("free memory before loading is assumed from the card and the number of ranks")
+    if not launch.model.checkpoint_bytes:
+        found.append(f"weights are computed from the config ({launch.model.format.source})")
+    found.append(
+        f"a request ends with {lengths.prompt_tokens} prompt and "
+        f"{lengths.output_tokens} output tokens"
+        if lengths.context_tokens is None
+        else f"a running request holds {lengths.context_tokens:,.0f} tokens on average"
+    )
+    return tuple(found)

@@ -1,0 +1,355 @@
+"""One pass through a launch: load, size the pools, count requests, weigh the slack.
+
+`assess` follows the order of SGLang's own launch and stops where the engine would. It works on
+expected figures; `memory_budget` asks again with better and worse ones to see how sure it is.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from pipeline.planner.memory.headroom import SlackNeeds, slack_needs
+from pipeline.planner.memory.kv_cache import KvPool, TokenCost, kv_pool, token_cost
+from pipeline.planner.memory.state_pool import NoStatePool, StatePool, state_pool
+from pipeline.planner.memory.weights import draft_weights, target_bytes
+from pipeline.planner.sglang.defaults import text_only
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import Parallel, requests_at_once
+from pipeline.planner.sglang.releases import ReleaseRules
+from schemas.plan import (
+    Calibration,
+    Gpu,
+    LinearState,
+    ModelFacts,
+    NoVision,
+    PlanSettings,
+    SlidingCache,
+    Stage,
+)
+from schemas.units import GIB, MIB
+
+_NOT_ENOUGH = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+CAPTURE_MESSAGE = (
+    "Capture cuda graph failed: CUDA out of memory. Possible solutions: "
+    "1. set --mem-fraction-static to a smaller value"
+)
+RUNTIME_MESSAGE = "torch.OutOfMemoryError: CUDA out of memory, at the first large prefill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLaunch:
+    """Everything that a pass needs, resolved."""
+
+    model: ModelFacts
+    gpu: Gpu
+    flags: LaunchFlags
+    ranks: Parallel
+    rules: ReleaseRules
+    settings: PlanSettings
+    calibration: Calibration | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFigures:
+    """What stands in memory before the pools are sized."""
+
+    free_before_bytes: int
+    weights_bytes: int
+    draft_resident_bytes: int
+    draft_freed_bytes: int
+    draft_first: bool
+
+    def available_bytes(self) -> int:
+        """Free memory when the pools are sized."""
+        free = self.free_before_bytes - self.weights_bytes
+        if self.draft_first:
+            free -= self.draft_resident_bytes + self.draft_freed_bytes
+        return free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The launch fails while loading or sizing the pools."""
+
+    stage: Stage
+    message: str
+    load: LoadFigures
+    rest_bytes: float
+    slots: int
+    intermediate_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """The pools stand. `slack_bytes` is what they leave for everything else."""
+
+    load: LoadFigures
+    cost: TokenCost
+    states: NoStatePool | StatePool
+    pool: KvPool
+    running: int
+    at_once: int
+    """Of `running`, those that a pipeline's micro-batches take; all where it has one stage."""
+    limited_by: str
+    slack_bytes: int
+    needs: SlackNeeds
+
+
+def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | Sized:
+    """Where a launch ends, if `available_delta_bytes` more are free than expected."""
+    load = load_figures(launch)
+    if available_delta_bytes:
+        load = replace(load, weights_bytes=load.weights_bytes - available_delta_bytes)
+    stopped = _load_failure(launch, load)
+    if stopped:
+        return stopped
+    available = load.available_bytes()
+    rest = available - load.free_before_bytes * (1 - launch.settings.mem_fraction_static)
+    rest -= multimodal_reserve_bytes(launch)
+    states: NoStatePool | StatePool = NoStatePool(rest_bytes=rest)
+    if isinstance(launch.model.state, LinearState):
+        states = state_pool(
+            launch.model.state, rest, launch.flags, launch.settings, launch.ranks, launch.rules,
+            launch.model.layers,
+        )  # fmt: skip
+    stopped = _sizing_failure(launch, load, rest, states)
+    if stopped:
+        return stopped
+    return _sized(launch, load, states)
+
+
+def load_figures(launch: ResolvedLaunch) -> LoadFigures:
+    """Free memory and weights: a calibration's figures where it has them."""
+    known = launch.calibration
+    ranks, flags, rules = launch.ranks, launch.flags, launch.rules
+    draft = draft_weights(launch.model, ranks, flags, rules, launch.settings.speculation)
+    resident, freed = draft.resident_bytes, draft.freed_bytes
+    if known and known.draft_weights_bytes is not None and resident:
+        freed = min(freed, known.draft_weights_bytes)
+        resident = known.draft_weights_bytes - freed
+    free = launch.gpu.total_bytes - context_bytes(launch.gpu, ranks)
+    if known and known.free_before_load_bytes is not None:
+        free = known.free_before_load_bytes
+    weights = target_bytes(launch.model, ranks, flags, rules)
+    if known and known.weights_bytes is not None:
+        weights = known.weights_bytes
+    return LoadFigures(
+        free_before_bytes=free,
+        weights_bytes=weights,
+        draft_resident_bytes=resident,
+        draft_freed_bytes=freed,
+        draft_first=rules.draft_loads_before_pool,
+    )
+
+
+def context_bytes(gpu: Gpu, ranks: Parallel) -> int:
+    """CUDA context, communicators and drivers before the weights come.
+
+    Fitted to public logs: 0.6-1.0 GiB on one RTX PRO 6000; 0.6-0.7 on consumer cards;
+    1.36 on several RTX PRO 6000; 1.5-2.0 at TP8 on H20; 3.0 at TP4 on a B200-class card; 6-8 on
+    a DGX Spark, whose system lives in the same memory.
+    """
+    if gpu.unified_memory:
+        return 7 * GIB
+    if ranks.tp_size * ranks.pp_size == 1:
+        return int((0.6 if gpu.smi_mib < 40 * 1024 else 0.8) * GIB)
+    if not gpu.nvlink:
+        return int((0.7 if gpu.smi_mib < 40 * 1024 else 1.36) * GIB)
+    return int((2.8 if gpu.compute_capability in (100, 103) else 1.8) * GIB)
+
+
+def multimodal_reserve_bytes(launch: ResolvedLaunch) -> int:
+    """What the pool leaves for images, by release and transport."""
+    if isinstance(launch.model.vision, NoVision) or text_only(launch.flags):
+        return 0
+    transport = launch.flags.text("mm-feature-transport")
+    ipc = transport in ("cuda_ipc", "cuda_vmm") or launch.flags.switched_on(
+        "SGLANG_USE_CUDA_IPC_TRANSPORT"
+    )
+    rules = launch.rules
+    return (rules.multimodal_ipc_reserve_mib if ipc else rules.multimodal_reserve_mib) * MIB
+
+
+def _load_failure(launch: ResolvedLaunch, load: LoadFigures) -> Stopped | None:
+    over = load.weights_bytes - load.free_before_bytes
+    if over > 0:
+        return _stopped("weights", load_message(launch.gpu, over), load)
+    if load.draft_first and load.available_bytes() < 0:
+        message = draft_load_message(launch.gpu, -load.available_bytes())
+        return _stopped("draft_weights", message, load)
+    return None
+
+
+def _stopped(
+    stage: Stage,
+    message: str,
+    load: LoadFigures,
+    rest: float = 0.0,
+    slots: int = 0,
+    intermediate: int = 0,
+) -> Stopped:
+    return Stopped(
+        stage=stage,
+        message=message,
+        load=load,
+        rest_bytes=rest,
+        slots=slots,
+        intermediate_bytes=intermediate,
+    )
+
+
+def _sizing_failure(
+    launch: ResolvedLaunch, load: LoadFigures, rest: float, states: NoStatePool | StatePool
+) -> Stopped | None:
+    settings, rules = launch.settings, launch.rules
+    if isinstance(states, StatePool):
+        slots, verify = states.slots, states.intermediate_bytes
+        if slots <= 0 and rules.verify_reserve != "all_requests_first":
+            message = slots_message(slots, rest, states.slot_bytes)
+            return _stopped("state_pool", message, load, rest, slots, verify)
+        if states.rest_bytes <= 0 or slots <= 0:
+            stage: Stage = "state_pool" if rest > 0 else "pool"
+            message = rest_message(rules, settings, load)
+            return _stopped(stage, message, load, states.rest_bytes, slots, verify)
+        return None
+    if rest <= 0:
+        return _stopped("pool", rest_message(rules, settings, load), load, rest)
+    return None
+
+
+def _sized(
+    launch: ResolvedLaunch, load: LoadFigures, states: NoStatePool | StatePool
+) -> Stopped | Sized:
+    settings = launch.settings
+    swa_ratio = launch.flags.fraction("swa-full-tokens-ratio")
+    cost = token_cost(launch.model, settings, launch.ranks, launch.rules, swa_ratio)
+    pool = kv_pool(cost, int(states.rest_bytes), settings)
+    slots = states.slots if isinstance(states, StatePool) else 0
+    verify = states.intermediate_bytes if isinstance(states, StatePool) else 0
+    if pool.tokens <= 0:
+        message = kv_message(settings)
+        return _stopped("pool", message, load, states.rest_bytes, slots, verify)
+    cache = launch.model.cache
+    if (
+        isinstance(cache, SlidingCache)
+        and pool.swa_tokens <= cache.window_tokens + settings.page_size
+    ):
+        message = window_message(pool.swa_tokens, cache.window_tokens, settings)
+        return _stopped("pool", message, load, states.rest_bytes, slots, verify)
+    running, limited_by = running_requests(launch, pool, states)
+    if running <= 0:
+        ratio = states.slots_per_request if isinstance(states, StatePool) else 1
+        message = no_requests_message(slots, ratio)
+        return _stopped("state_pool", message, load, states.rest_bytes, slots, verify)
+    slack = _slack_bytes(load, states, pool)
+    needs = slack_needs(
+        launch.model, launch.gpu, settings, launch.flags, launch.ranks, launch.rules, cost,
+        pool.tokens, running,
+    )  # fmt: skip
+    known, ranks = launch.calibration, launch.ranks
+    if known and known.graph_bytes is not None:
+        needs = needs.with_logged_graphs(known.graph_bytes)
+    return Sized(
+        load=load,
+        cost=cost,
+        states=states,
+        pool=pool,
+        running=running,
+        at_once=requests_at_once(
+            running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
+        ),
+        limited_by=limited_by,
+        slack_bytes=slack,
+        needs=needs,
+    )
+
+
+def running_requests(
+    launch: ResolvedLaunch, pool: KvPool, states: NoStatePool | StatePool
+) -> tuple[int, str]:
+    """Effective max_running_requests of one data-parallel rank, and what sets it.
+
+    kv_cache_configurator.py: resolve_max_num_reqs.
+    """
+    settings = launch.settings
+    estimate = min(max(int(pool.tokens / settings.context_length * 512), 2048), 4096)
+    asked = settings.max_running_requests
+    if asked is None:
+        options = [(estimate, "SGLang's own limit"), (pool.tokens // 2, "KV tokens")]
+    else:
+        each = max(1, asked // launch.ranks.attention_dp_size)
+        options = [(each, "max_running_requests")]
+        if launch.rules.requests_clamped_by == "estimate":
+            options.append((estimate, "SGLang's own limit"))
+        else:
+            options.append((pool.tokens // 2, "KV tokens"))
+    if isinstance(states, StatePool):
+        options.append((states.slots // states.slots_per_request, "state slots"))
+    return min(options)
+
+
+def _slack_bytes(load: LoadFigures, states: NoStatePool | StatePool, pool: KvPool) -> int:
+    """Free memory after the pools, draft copies handed back or still to come."""
+    slack = load.available_bytes() - pool.bytes
+    if isinstance(states, StatePool):
+        slack -= states.state_bytes + states.intermediate_bytes
+    if load.draft_first:
+        return slack + load.draft_freed_bytes
+    return slack - load.draft_resident_bytes
+
+
+def load_message(gpu: Gpu, missing_bytes: int) -> str:
+    """torch, while the weights are copied."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
+        f"{gpu.total_bytes / GIB:.2f} GiB (the weights need {missing_bytes / GIB:.2f} GiB more)"
+    )
+
+
+def draft_load_message(gpu: Gpu, missing_bytes: int) -> str:
+    """torch, while the draft's weights are copied."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
+        f"{gpu.total_bytes / GIB:.2f} GiB (the draft needs {missing_bytes / GIB:.2f} GiB more)"
+    )
+
+
+def rest_message(rules: ReleaseRules, settings: PlanSettings, load: "LoadFigures") -> str:
+    """Nothing is left for the KV cache."""
+    if not rules.draft_loads_before_pool:
+        return f"{_NOT_ENOUGH} Current value: mem_fraction_static={settings.mem_fraction_static:g}"
+    lowest = 1 - load.available_bytes() / load.free_before_bytes
+    return (
+        f"ValueError: Loaded weights leave no GPU memory for the KV cache under "
+        f"--mem-fraction-static={settings.mem_fraction_static:g}. Raise --mem-fraction-static "
+        f"above {math.ceil(lowest * 1000) / 1000:.3f}"
+    )
+
+
+def kv_message(settings: PlanSettings) -> str:
+    """The budget buys no token."""
+    return f"{_NOT_ENOUGH} [Current value: {settings.mem_fraction_static:g}]"
+
+
+def slots_message(slots: int, rest: float, slot_bytes: int) -> str:
+    """The budget buys no state slot."""
+    return (
+        f"RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. "
+        f"Computed max_mamba_cache_size={slots} (total_rest_memory={rest / GIB:.2f} GB, "
+        f"mamba_cache_per_req={slot_bytes / MIB:.2f} MB)"
+    )
+
+
+def no_requests_message(slots: int, ratio: int) -> str:
+    """There are slots, but fewer than one request ties up."""
+    return (
+        f"RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
+        f"requests. max_mamba_cache_size={slots}, mamba_ratio={ratio}, resulting max_num_reqs=0"
+    )
+
+
+def window_message(swa_tokens: int, window: int, settings: PlanSettings) -> str:
+    """The window pool is smaller than one window."""
+    return (
+        f"ValueError: SWA pool ({swa_tokens} tokens) cannot hold even one request "
+        f"(sliding window {window}, page size {settings.page_size})"
+    )

@@ -1,0 +1,245 @@
+"""The verdict on a launch, and where one GPU's bytes go.
+
+The rows of a budget sum to the card's memory, whatever the verdict; a shortage is a negative
+last row. How sure the verdict is comes from assessing the launch with better and worse figures.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.planner.memory.sizing import (
+    CAPTURE_MESSAGE,
+    RUNTIME_MESSAGE,
+    LoadFigures,
+    ResolvedLaunch,
+    Sized,
+    Stopped,
+    assess,
+    draft_load_message,
+    multimodal_reserve_bytes,
+)
+from pipeline.planner.memory.state_pool import StatePool
+from schemas.plan import BudgetRow, MemoryBudget, Stage, Verdict
+from schemas.units import GIB, MIB
+
+# How far the free memory before loading lies from the catalogue, fitted to public logs.
+_CONTEXT_ERROR_BYTES = 410 * MIB
+_CONTEXT_ERROR_RANKS_BYTES = 614 * MIB
+# Weights from a config alone: within 1 % on logged cases, plus allocator rounding.
+_WEIGHTS_ERROR_FRACTION = 0.01
+_WEIGHTS_ROUNDING_BYTES = 256 * MIB
+# Two logged figures leave only the log's own rounding.
+_CALIBRATED_ERROR_BYTES = 32 * MIB
+# Estimates of graphs and activations: three tenths either way and an allocator's worth, which
+# keeps every scored failure but one from being told to fit.
+_NEEDS_ERROR_FRACTION = 0.3
+_NEEDS_ERROR_BYTES = 400 * MIB
+# assumed: what a DGX Spark's system holds varies between reruns of one launch
+_UNIFIED_ERROR_BYTES = 4 * GIB
+# assumed: releases from here on resemble 0.5.10 enough to be planned as it
+_BARELY_KNOWN = (0, 4, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict with its stage, the engine's message and the reasons for doubt."""
+
+    verdict: Verdict
+    stage: Stage | None
+    message: str
+    doubts: tuple[str, ...]
+
+
+def uncertainty_bytes(launch: ResolvedLaunch, load: LoadFigures) -> int:
+    """How far the memory that is free for the pools may lie from the forecast."""
+    known = launch.calibration
+    context = _CONTEXT_ERROR_BYTES
+    if launch.ranks.tp_size * launch.ranks.pp_size > 1:
+        context = _CONTEXT_ERROR_RANKS_BYTES
+    if launch.gpu.unified_memory:
+        context = 2 * GIB
+    weights = load.weights_bytes * _WEIGHTS_ERROR_FRACTION + _WEIGHTS_ROUNDING_BYTES
+    if launch.model.checkpoint_bytes:
+        weights = _WEIGHTS_ROUNDING_BYTES
+    if known and known.free_before_load_bytes is not None:
+        context = _CALIBRATED_ERROR_BYTES
+    if known and known.weights_bytes is not None:
+        weights = _CALIBRATED_ERROR_BYTES
+    return int((context**2 + weights**2) ** 0.5)
+
+
+def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
+    """The verdict, by asking whether better and worse figures end the same way."""
+    error = uncertainty_bytes(launch, expected.load)
+    if isinstance(expected, Stopped):
+        better = assess(launch, error)
+        if isinstance(better, Stopped):
+            return _judged("does_not_fit", expected.stage, expected.message)
+        reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
+        return _judged("marginal", expected.stage, expected.message, reason)
+    slack = _slack_judgement(launch, expected)
+    if slack.verdict == "does_not_fit":
+        return slack
+    doubts = list(slack.doubts)
+    worse = assess(launch, -error)
+    if isinstance(worse, Stopped):
+        doubts.append(f"{error / GIB:.2f} GiB less free memory would stop it: {worse.message}")
+        return _judged("marginal", worse.stage, worse.message, *doubts)
+    doubts += _doubts(launch, expected)
+    if slack.verdict == "marginal" or doubts:
+        return _judged("marginal", slack.stage, slack.message, *doubts)
+    return slack
+
+
+def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -> Judgement:
+    return Judgement(verdict=verdict, stage=stage, message=message, doubts=doubts)
+
+
+def _slack_judgement(launch: ResolvedLaunch, sized: Sized) -> Judgement:
+    needs, slack_bytes = sized.needs, sized.slack_bytes
+    total, captured = needs.total_bytes(), needs.before_capture_bytes()
+    error = needs_error_bytes(needs.estimated_bytes())
+    if launch.gpu.unified_memory:
+        error += _UNIFIED_ERROR_BYTES
+    if not sized.load.draft_first:
+        # The draft arrives after the pools, so its own error falls on the slack.
+        error += sized.load.draft_resident_bytes // 10
+    if not sized.load.draft_first and slack_bytes + error < 0 and sized.load.draft_resident_bytes:
+        return _judged(
+            "does_not_fit", "draft_weights", draft_load_message(launch.gpu, -slack_bytes)
+        )
+    if slack_bytes + error < captured:
+        return _judged("does_not_fit", "graph_capture", CAPTURE_MESSAGE)
+    if slack_bytes + error < total:
+        return _judged("does_not_fit", "runtime", RUNTIME_MESSAGE)
+    if slack_bytes < total + error:
+        stage: Stage = "graph_capture" if slack_bytes < captured else "runtime"
+        message = CAPTURE_MESSAGE if stage == "graph_capture" else RUNTIME_MESSAGE
+        left = (slack_bytes - total) / GIB
+        reason = f"slack less what it must hold is {left:.2f} GiB, within ±{error / GIB:.2f}"
+        return _judged("marginal", stage, message, reason)
+    return _judged("fits", None, "")
+
+
+def needs_error_bytes(needs_bytes: int) -> int:
+    """How far the slack's needs may lie from their estimate."""
+    return int(needs_bytes * _NEEDS_ERROR_FRACTION) + _NEEDS_ERROR_BYTES
+
+
+def _doubts(launch: ResolvedLaunch, sized: Sized) -> list[str]:
+    """Reasons to hold back that no arithmetic gives."""
+    doubts = []
+    if launch.model.nearest_family:
+        doubts.append("planned as the nearest known family")
+    reserve = _own_reserve_bytes(launch)
+    if launch.rules.release < _BARELY_KNOWN and sized.slack_bytes < reserve:
+        doubts.append(
+            f"release {launch.rules.label} was not read, and the slack is below the "
+            f"{reserve / GIB:.1f} GiB that later releases set aside for this launch"
+        )
+    if _no_spare_slot(launch, sized):
+        doubts.append("no state slot is spare beside the running requests: a chunk can crash it")
+    return doubts
+
+
+def _no_spare_slot(launch: ResolvedLaunch, sized: Sized) -> bool:
+    """sglang#37066: a pool of exactly one request's slots has no spare one to donate.
+
+    With many requests some slot is always free again in time; with one or two it is not.
+    """
+    states = sized.states
+    if not isinstance(states, StatePool) or not launch.flags.has("max-mamba-cache-size"):
+        return False
+    per_request = states.slots_per_request
+    return per_request > 1 and sized.running <= 2 and states.slots <= per_request * sized.running
+
+
+def _own_reserve_bytes(launch: ResolvedLaunch) -> int:
+    """What SGLang itself sets aside for activations and graphs: memory_hook.py, 0.5.23."""
+    settings, ranks = launch.settings, launch.ranks
+    tokens = max(settings.chunked_prefill_size * ranks.attention_dp_size, 2048)
+    mib = 512 + 1.5 * tokens + 128 * ranks.tp_size + 2 * settings.decode_graph_max_bs
+    if ranks.attention_dp_size > 1:
+        each = 3 if settings.decode_graph_max_bs <= 300 else 4.5
+        mib += each * settings.decode_graph_max_bs * ranks.attention_dp_size
+    return int(mib * MIB)
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def memory_budget(launch: ResolvedLaunch, outcome: Stopped | Sized) -> MemoryBudget:
+    """Rows that sum to the card's memory."""
+    load = outcome.load
+    total = launch.gpu.total_bytes
+    rows = [
+        BudgetRow(
+            name="context, drivers, communicators",
+            bytes=total - load.free_before_bytes,
+            note="before the weights",
+        ),
+        BudgetRow(name="weights", bytes=load.weights_bytes, note=launch.model.format.source),
+    ]
+    if load.draft_resident_bytes + load.draft_freed_bytes:
+        when = "before" if load.draft_first else "after"
+        rows.append(
+            BudgetRow(
+                name="draft weights",
+                bytes=load.draft_resident_bytes,
+                note=f"loaded {when} the pools",
+            )
+        )
+    rows += _pool_rows(launch, outcome)
+    if isinstance(outcome, Sized):
+        rows += [
+            BudgetRow(name=item.name, bytes=item.bytes, note="in the slack")
+            for item in outcome.needs.items()
+        ]
+    left = total - sum(row.bytes for row in rows)
+    note = "unclaimed" if left >= 0 else "missing"
+    reserve = multimodal_reserve_bytes(launch)
+    if reserve and left >= reserve:
+        rows.append(BudgetRow(name="multimodal reserve", bytes=reserve, note="in the slack"))
+        left -= reserve
+    rows.append(BudgetRow(name="left over", bytes=left, note=note))
+    return MemoryBudget(total_bytes=total, rows=tuple(rows))
+
+
+def _pool_rows(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[BudgetRow]:
+    if isinstance(outcome, Stopped):
+        return _stopped_rows(launch, outcome)
+    rows = []
+    if isinstance(outcome.states, StatePool):
+        states = outcome.states
+        note = f"{states.slots} slots of {states.slot_bytes / MIB:.2f} MiB"
+        rows.append(BudgetRow(name="state pool", bytes=states.state_bytes, note=note))
+        if states.intermediate_bytes:
+            rows.append(
+                BudgetRow(
+                    name="verify states",
+                    bytes=states.intermediate_bytes,
+                    note="kept until a speculative step is settled",
+                )
+            )
+    note = f"{outcome.pool.tokens:,} tokens of {outcome.cost.priced_bytes:,.0f} B"
+    rows.append(BudgetRow(name="KV pool", bytes=outcome.pool.bytes, note=note))
+    return rows
+
+
+def _stopped_rows(launch: ResolvedLaunch, stopped: Stopped) -> list[BudgetRow]:
+    """What the pools would have needed, up to the point where the engine gives up."""
+    if stopped.stage in ("weights", "draft_weights"):
+        return []
+    kept = stopped.load.free_before_bytes * (1 - launch.settings.mem_fraction_static)
+    rows = [
+        BudgetRow(name="kept free by mem_fraction_static", bytes=int(kept), note="for all the rest")
+    ]
+    if stopped.intermediate_bytes:
+        settings = launch.settings
+        rows.append(
+            BudgetRow(
+                name="verify states",
+                bytes=stopped.intermediate_bytes,
+                note=f"reserved for {settings.max_running_requests} requests",
+            )
+        )
+    return rows

@@ -1,0 +1,251 @@
+"""Bytes of weights that one GPU holds, by format and by how the ranks divide each tensor.
+
+`target_bytes` is what "Load weight end" reports for the model, `draft_bytes` the same line for
+its draft. Neither knows how large the card is.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.models.formats import bytes_per_param, format_of
+from pipeline.planner.sglang.defaults import text_only
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import Parallel, largest_share
+from pipeline.planner.sglang.releases import ReleaseRules
+from schemas.plan import (
+    BuiltInDraft,
+    CheckpointFormat,
+    CompressedCache,
+    Dense,
+    ModelFacts,
+    Moe,
+    NoSpeculation,
+    Speculation,
+    TensorGroup,
+)
+from schemas.units import MIB
+
+# `mem usage` is a difference of free memory, so it holds allocator rounding and what loaders
+# leave behind: +0.1 to +0.5 GiB a rank in public logs. assumed: the low end, the rest is
+# uncertainty.
+LOAD_RESIDUE_BYTES = 128 * MIB
+
+_REPACKED = ("nvfp4", "int4", "int4-awq", "int4-gptq")
+_REPACKING_FRACTION = 0.02
+
+# Published sizes of drafts that are not in a checkpoint of their own architecture.
+# Hugging Face file sizes quoted in public repositories: 3.8 GB and 3.7 GB.
+_DRAFT_FILE_BYTES = {"dflash2": 3_850_000_000, "qwen3.8-27b-dspark": 3_700_000_000}
+# assumed: DFLASH and DSPARK drafts have five dense layers of the target's width, as published
+_BLOCK_DRAFT_LAYERS = 5
+# assumed: the DSpark tail of a DeepSeek-V4 checkpoint, whose `compress_ratios` has 46 entries
+# for 43 layers
+_V4_DSPARK_LAYERS = 3
+_EAGLE3_VOCAB = 32_000  # the reduced vocabulary of the published EAGLE-3 heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWeights:
+    """A draft's weights on one GPU: what stays, and the embedding and head freed later."""
+
+    resident_bytes: int
+    freed_bytes: int
+
+
+def target_bytes(
+    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
+) -> int:
+    """The model's own weights, draft excluded.
+
+    `--torchao-config` quantises what is already on the device in bf16, so it changes nothing here
+    (sglang#10736: Qwen3-Next as int8 does not load on one 96 GB card).
+    """
+    if model.checkpoint_bytes and not flags.text("quantization"):
+        return _scaled_checkpoint(model, ranks, flags, rules)
+    total = _sum(model.tensors, model, ranks, flags, rules)
+    total += _repacking_residue(model, ranks, flags, rules)
+    return int(total) + LOAD_RESIDUE_BYTES
+
+
+def _repacking_residue(
+    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
+) -> float:
+    """Four-bit experts are rearranged after loading, and the gaps stay with the allocator.
+
+    Fitted: four public logs (R1 and GLM-5 NVFP4, Kimi-K2.5 and K2.6 int4) lie 1-3.5 % of the
+    experts' bytes above the arithmetic.
+    """
+    experts = tuple(
+        group
+        for group in model.tensors
+        if group.shard == "expert" and format_of(group, model.format) in _REPACKED
+    )
+    return _REPACKING_FRACTION * _sum(experts, model, ranks, flags, rules)
+
+
+def draft_weights(
+    model: ModelFacts,
+    ranks: Parallel,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+    speculation: NoSpeculation | Speculation,
+) -> DraftWeights:
+    """The draft's weights; a built-in draft first loads an embedding and a head of its own."""
+    if isinstance(speculation, NoSpeculation) or speculation.algorithm == "NGRAM":
+        return DraftWeights(resident_bytes=0, freed_bytes=0)
+    if speculation.built_in:
+        return _built_in_draft(model, ranks, flags, rules, speculation)
+    return DraftWeights(
+        resident_bytes=_separate_draft_bytes(model, ranks, speculation), freed_bytes=0
+    )
+
+
+def _built_in_draft(
+    model: ModelFacts,
+    ranks: Parallel,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+    speculation: Speculation,
+) -> DraftWeights:
+    if whole_model_drafts(model, flags, rules):
+        return DraftWeights(resident_bytes=target_bytes(model, ranks, flags, rules), freed_bytes=0)
+    assert isinstance(model.draft, BuiltInDraft)
+    layers = _sum(model.draft.tensors, model, ranks, flags, rules)
+    if speculation.algorithm == "DSPARK":
+        layers *= _V4_DSPARK_LAYERS / model.draft.layers
+    vocabulary = [group for group in model.tensors if group.shard in ("embedding", "head")]
+    # The draft keeps its copies in the model's own type until it is handed the target's.
+    copies = sum(2 * group.params * rank_share(group, model, ranks) for group in vocabulary)
+    return DraftWeights(resident_bytes=int(layers), freed_bytes=int(copies))
+
+
+def whole_model_drafts(model: ModelFacts, flags: LaunchFlags, rules: ReleaseRules) -> bool:
+    """Whether the release takes the whole model for its own draft.
+
+    Public report on GLM-5, 2026-03 (0.5.9): without spec V2, NEXTN loads the model twice.
+    """
+    return (
+        rules.spec_v2_switch
+        and model.architecture == "GlmMoeDsaForCausalLM"
+        and not flags.switched_on("SGLANG_ENABLE_SPEC_V2", default=True)
+    )
+
+
+def _separate_draft_bytes(model: ModelFacts, ranks: Parallel, speculation: Speculation) -> int:
+    path = speculation.draft_path.lower()
+    for name, size in _DRAFT_FILE_BYTES.items():
+        if path.endswith(name):
+            return size // ranks.tp_size
+    hidden = model.hidden_size
+    if speculation.algorithm in ("DFLASH", "DSPARK"):
+        inner = _dense_width(model)
+        # 32 query and 8 KV heads of 128 are the published shape
+        layer = 3 * hidden * inner + hidden * 128 * (2 * 32 + 2 * 8)
+        params = _BLOCK_DRAFT_LAYERS * (layer + hidden * hidden)
+    else:
+        inner = _dense_width(model)
+        layer = 3 * hidden * inner + 2 * hidden * model.head_dim * model.heads * 2
+        params = layer + 3 * hidden * hidden + _EAGLE3_VOCAB * hidden
+    return 2 * params // ranks.tp_size
+
+
+def _dense_width(model: ModelFacts) -> int:
+    if isinstance(model.ffn, Dense):
+        return model.ffn.intermediate_size
+    return max(model.ffn.intermediate_size * model.ffn.experts_per_token, 3 * model.hidden_size)
+
+
+def _sum(
+    groups: tuple[TensorGroup, ...],
+    model: ModelFacts,
+    ranks: Parallel,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+) -> float:
+    total = 0.0
+    ends: list[float] = []
+    for group in groups:
+        if group.shard == "vision" and text_only(flags):
+            continue
+        size = group.params * rank_share(group, model, ranks)
+        size *= _group_bytes(group, model.format, model, flags, rules)
+        if ranks.pp_size > 1 and group.shard in ("embedding", "head"):
+            ends.append(size)
+        else:
+            total += size * _stage_share(group, model, ranks)
+    return total + max(ends, default=0.0)
+
+
+def _stage_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
+    """The largest pipeline stage's part of a group that has layers."""
+    return largest_share(group.layers, model.layers, ranks.pp_size) if group.layers > 1 else 1.0
+
+
+def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
+    """The part of a group that one rank holds."""
+    """The part of a group that one rank holds."""
+    attention = 1 / ranks.attention_tp_size
+    tensor = 1 / ranks.tp_size
+    if group.shard == "attention":
+        return attention
+    if group.shard == "kv":
+        # Fewer heads than ranks: each rank still holds a whole head.
+        return max(attention, 1 / model.kv_heads)
+    if group.shard == "expert":
+        extra = ranks.redundant_experts / model.ffn.experts if isinstance(model.ffn, Moe) else 0
+        return tensor * (1 + extra)
+    if group.shard == "dense_mlp":
+        return 1 / min(ranks.dense_tp_size, ranks.tp_size)
+    if group.shard == "shared_expert":
+        # Under an all-to-all backend every rank keeps the shared experts whole.
+        return tensor if ranks.all_to_all in ("none", "") else 1.0
+    if group.shard == "embedding":
+        return 1.0 if ranks.attention_dp_size > 1 else tensor
+    if group.shard == "head":
+        return attention if ranks.dp_lm_head else tensor
+    if group.shard in ("mlp", "vision"):
+        return tensor
+    return 1.0
+
+
+def _group_bytes(
+    group: TensorGroup,
+    checkpoint: CheckpointFormat,
+    model: ModelFacts,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+) -> float:
+    plain = bytes_per_param(group, checkpoint)
+    if group.shard != "expert" or format_of(group, checkpoint) != "mxfp4":
+        return plain
+    if not isinstance(model.cache, CompressedCache):
+        return plain
+    # DeepSeek-V4's loader widens the e8m0 expert scales to fp32 before 0.5.17, and after it
+    # under runners other than Marlin and FlashInfer: 4 bytes a 32 values.
+    # SGLang layers/quantization/mxfp4*.py, 0.5.12 - 0.5.23.
+    runner = flags.text("moe-runner-backend", "auto")
+    fast = runner == "marlin" or runner.startswith("flashinfer") or runner == "auto"
+    # MegaMoE reads the e8m0 scales as they are stored. layers/moe/mega_moe.py, 0.5.23.
+    if flags.text("moe-a2a-backend") == "megamoe":
+        return plain
+    if rules.v4_expert_scales_fp32 or not fast:
+        return 0.5 + 4 / 32
+    return plain
+
+
+def _scaled_checkpoint(
+    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
+) -> int:
+    """Exact file bytes, shared out as the arithmetic shares the tensors.
+
+    The file also holds the draft layers, which the target does not load.
+    """
+    alone = Parallel(
+        tp_size=1, pp_size=1, micro_batches=1, largest_micro_batch=None, attention_dp_size=1,
+        attention_tp_size=1, dcp_size=1, dense_tp_size=1, all_to_all="none", redundant_experts=0,
+        dp_lm_head=False,
+    )  # fmt: skip
+    stored = tuple(g for g in model.tensors if "absorbed" not in g.names[0])
+    draft = model.draft.tensors if isinstance(model.draft, BuiltInDraft) else ()
+    whole = _sum(stored, model, alone, flags, rules) + _sum(draft, model, alone, flags, rules)
+    ratio = model.checkpoint_bytes / whole
+    return int(_sum(model.tensors, model, ranks, flags, rules) * ratio) + LOAD_RESIDUE_BYTES

@@ -1,0 +1,1 @@
+"""Tokens per second of a launch: step time, running requests, search and ranking."""

@@ -1,0 +1,255 @@
+"""The search by speed: launches that fit, ranked by tokens/s for each dollar, or by tokens/s.
+
+MTP on or off is one of the choices: each is rated at the batch that memory leaves it, so that what
+the verify states cost in requests is set against what accepted drafts give.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import PlanError
+from pipeline.planner.lengths.lengths import LengthModel
+from pipeline.planner.memory.plan import ExpectedLengths
+from pipeline.planner.memory.state_pool import slot_bytes, ssm_dtype
+from pipeline.planner.rate.errors import PIPELINE_SD
+from pipeline.planner.rate.kernels import FITTED
+from pipeline.planner.rate.running import Resident, occupancy, resident
+from pipeline.planner.rate.search import (
+    Candidate,
+    FoundPlan,
+    HardwareOption,
+    SearchLimits,
+    best_candidates,
+    planned,
+)
+from pipeline.planner.rate.step_time import Replica, replica_of, replica_of_launch
+from pipeline.planner.rate.throughput import Workload, chained_accept_length, rate_at
+from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
+from pipeline.planner.sglang.layout import parallel_of, requests_at_once
+from schemas.estimate import RateCurve, RatePoint
+from schemas.plan import Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, NoSpeculation
+
+_HIGHEST_BREAK_EVEN = 4096
+# One standard deviation down.
+UNBACKED_SHARE = math.exp(-PIPELINE_SD)
+_CURVE_POINTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the requests are like, for the search and for the rate."""
+
+    prompt_tokens_mean: float
+    lengths: LengthModel
+    accept_odds: float | None = None
+    """Of one drafted token being kept, where it was measured."""
+
+    def workload(self) -> Workload:
+        """The lengths as the steady state feels them."""
+        summary = self.lengths.summary
+        return Workload(
+            prompt_tokens_mean=self.prompt_tokens_mean,
+            output_tokens_mean=summary.mean_tokens,
+            output_tokens_cv=summary.cv,
+        )
+
+    def expected(self) -> ExpectedLengths:
+        """The lengths as the memory search feels them."""
+        return ExpectedLengths(
+            prompt_tokens=round(self.prompt_tokens_mean),
+            output_tokens=max(round(self.lengths.summary.mean_tokens), 1),
+            context_tokens=self.workload().context_tokens(),
+            output_limit_tokens=self.lengths.summary.limit_tokens,
+        )
+
+    def accept_length(self, replica: Replica) -> float | None:
+        """Tokens that a verify step keeps, where it was measured."""
+        speculation = replica.settings.speculation
+        if isinstance(speculation, NoSpeculation) or self.accept_odds is None:
+            return None
+        return chained_accept_length(self.accept_odds, speculation.num_draft_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedPlan:
+    """One plan, and what it gives."""
+
+    found: FoundPlan
+    replica: Replica
+    resident: Resident
+    tokens_per_s: float
+    """Of all replicas."""
+    usd_per_million_tokens: float | None
+    """At the price given; every card of the option is paid for, whether it works or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedSearch:
+    """The plans, and what is known of MTP beside none."""
+
+    plans: tuple[RatedPlan, ...]
+    curves: tuple[RateCurve, ...]
+    break_even_requests: int | None
+
+
+def rated_search(
+    model: ModelFacts,
+    options: tuple[HardwareOption, ...],
+    load: Load,
+    limits: SearchLimits,
+    *,
+    base: LaunchFlags,
+    version: str | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+    usd_per_gpu_hour: Mapping[str, float] | None = None,
+    most: int = 10,
+) -> RatedSearch:
+    """The fastest plan of each shape; for each dollar where every option has a price."""
+    prices = usd_per_gpu_hour or {}
+    priced = all(prices.get(option.gpu.name) for option in options)
+
+    def rank(candidate: Candidate) -> float:
+        option = candidate.hardware
+        rate = candidate.replicas * ranking_rate(candidate, load)
+        return rate / (option.count * prices[option.gpu.name]) if priced else rate
+
+    lengths = load.expected()
+    candidates = best_candidates(
+        model, options, lengths, limits, base=base, version=version,
+        output_tokens_cv=load.lengths.summary.cv, calibrations=calibrations, rank=rank,
+    )  # fmt: skip
+    plans: list[RatedPlan] = []
+    for candidate in candidates:
+        found = planned(candidate, lengths, version)
+        if found is not None:
+            searched = not base.has("max-running-requests")
+            plans.append(_rated(found, load, prices, limit_is_memory=searched))
+        if len(plans) == most:
+            break
+    if not plans:
+        raise PlanError(f"no plan fits {model.name} once its requests are held to what runs")
+    curves, break_even = _mtp_beside_none(candidates, plans[0], load)
+    return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
+
+
+def ranking_rate(candidate: Candidate, load: Load) -> float:
+    """Tokens/s of one replica, as it stands against others.
+
+    Stages, which no reading backs, have to win by more than what their own error may take.
+    """
+    rate = _resident(candidate, load).rate.tokens_per_s
+    return rate * UNBACKED_SHARE if candidate.launch.ranks.pp_size > 1 else rate
+
+
+def _rated(
+    found: FoundPlan, load: Load, prices: Mapping[str, float], *, limit_is_memory: bool
+) -> RatedPlan:
+    replica = replica_of_launch(found.candidate.launch, FITTED)
+    standing = _resident(found.candidate, load, limit_is_memory=limit_is_memory)
+    rate = found.replicas * standing.rate.tokens_per_s
+    price = prices.get(found.hardware.gpu.name)
+    usd = None if price is None else price * found.hardware.count / (rate * 3600) * 1e6
+    return RatedPlan(
+        found=found,
+        replica=replica,
+        resident=standing,
+        tokens_per_s=rate,
+        usd_per_million_tokens=usd,
+    )
+
+
+def _resident(candidate: Candidate, load: Load, *, limit_is_memory: bool = False) -> Resident:
+    replica = replica_of_launch(candidate.launch, FITTED)
+    return resident(
+        candidate.sized,
+        replica,
+        load.workload(),
+        load.lengths.shape,
+        accept_length=load.accept_length(replica),
+        limit_is_memory=limit_is_memory,
+    )
+
+
+# --- MTP beside none --------------------------------------------------------------------------
+
+
+def _mtp_beside_none(
+    candidates: tuple[Candidate, ...], best: RatedPlan, load: Load
+) -> tuple[tuple[RateCurve, ...], int | None]:
+    """Tokens/s of one replica by running requests, with MTP and without, on the best's ranks."""
+    hardware, ranks = best.found.hardware, best.found.candidate.launch.ranks
+    alike = [c for c in candidates if c.hardware == hardware and c.launch.ranks == ranks]
+    off = next((c for c in alike if not _drafts(c)), None)
+    on = next((c for c in alike if _drafts(c)), None)
+    curves = tuple(_curve(c, load) for c in (off, on) if c is not None)
+    if off is None or on is None:
+        return curves, None
+    return curves, _break_even(
+        replica_of_launch(off.launch, FITTED), replica_of_launch(on.launch, FITTED), load
+    )
+
+
+def _drafts(candidate: Candidate) -> bool:
+    return not isinstance(candidate.launch.settings.speculation, NoSpeculation)
+
+
+def _curve(candidate: Candidate, load: Load) -> RateCurve:
+    replica = replica_of_launch(candidate.launch, FITTED)
+    cap = candidate.requests_a_replica
+    steps = {round(cap ** (place / (_CURVE_POINTS - 1))) for place in range(_CURVE_POINTS)}
+    return RateCurve(
+        mtp=_drafts(candidate),
+        cap_requests=cap,
+        points=tuple(
+            RatePoint(running_requests=count, tokens_per_s=_rate(replica, count, load))
+            for count in sorted(steps)
+        ),
+    )
+
+
+def _break_even(off: Replica, on: Replica, load: Load) -> int | None:
+    """Running requests from which MTP gives no more than none, at equal batch."""
+
+    def pays(count: int) -> bool:
+        return _rate(on, count, load) > _rate(off, count, load)
+
+    if not pays(1):
+        return 1
+    low, high = 1, 2
+    while pays(high):
+        low, high = high, 2 * high
+        if high > _HIGHEST_BREAK_EVEN:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return high
+
+
+def _rate(replica: Replica, count: float, load: Load) -> float:
+    rate = rate_at(replica, count, load.workload(), accept_length=load.accept_length(replica))
+    return rate.tokens_per_s
+
+
+def plan_tokens_per_s(plan: LaunchPlan, model: ModelFacts, gpu: Gpu, load: Load) -> float:
+    """At the plan's own cap; 0 where it runs no request. Raises PlanError for an unknown speed."""
+    flags = parse_launch_line(plan.argv)
+    ranks = parallel_of(flags)
+    work = load.workload()
+    held = int(plan.capacity.max_total_num_tokens / max(work.context_tokens(), 1.0))
+    at_once = requests_at_once(
+        plan.capacity.max_running_requests, ranks.pp_size, ranks.micro_batches,
+        ranks.largest_micro_batch,
+    )  # fmt: skip
+    cap = min(at_once, held) * ranks.attention_dp_size
+    if cap < 1:
+        return 0.0
+    slot = 0.0
+    if isinstance(model.state, LinearState):
+        slot = slot_bytes(model.state, ranks, ssm_dtype(flags, model.state))
+    replica = replica_of(model, plan.settings, ranks, gpu, state_slot_bytes=slot, kernels=FITTED)
+    accept = load.accept_length(replica)
+    full = rate_at(replica, cap, work, accept_length=accept)
+    running = cap * occupancy(full.prefill_share)
+    return rate_at(replica, running, work, accept_length=accept).tokens_per_s

@@ -1,0 +1,169 @@
+"""Tokens a second of one replica at a number of running requests, and how sure that is.
+
+Prefill is device time taken from decoding: with b requests running, each of them asks for one
+prefill and for its share of the decode steps, so
+
+    requests a second = 1 / (prefill_s + output_tokens * step_s / (b * accept_length))
+
+With pipeline stages a prompt takes less than its way through them: `pipeline_stages`. Whether b
+requests can run is the planner's question.
+"""
+
+import math
+from dataclasses import dataclass
+
+from pipeline.planner.rate.errors import RateClass, rate_spreads
+from pipeline.planner.rate.kernels import FITTED_PAIRS
+from pipeline.planner.rate.stages import prefill_taken_s
+from pipeline.planner.rate.step_time import Replica, decode_step, prefill_s, turns
+from schemas.estimate import Band, StepParts
+from schemas.plan import ModelFacts, NoSpeculation
+
+# assumed until measured: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 a
+# step (2.2 to 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
+ASSUMED_ACCEPT_LENGTH = 2.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Lengths in tokens, as far as the steady state feels them."""
+
+    prompt_tokens_mean: float
+    output_tokens_mean: float
+    output_tokens_cv: float
+
+    def context_tokens(self) -> float:
+        """Mean context of a running request.
+
+        Long requests are seen more often: E[p] + E[o] (1 + CV^2) / 2 for independent lengths.
+        """
+        grown = self.output_tokens_mean * (1 + self.output_tokens_cv**2) / 2
+        return self.prompt_tokens_mean + grown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Steady state of one replica."""
+
+    running_requests: float
+    step: StepParts
+    accept_length: float
+    prefill_share: float
+    """Of device time."""
+    tokens_per_s: float
+    tokens_per_s_per_gpu: Band
+    log_sd: float
+    """Of the rate's error at these running requests."""
+    rate_class: RateClass
+
+
+def rate_at(
+    replica: Replica,
+    running_requests: float,
+    workload: Workload,
+    *,
+    accept_length: float | None = None,
+    release_measured: bool = True,
+) -> Rate:
+    """The steady state with so many requests running on one replica."""
+    speculative = not isinstance(replica.settings.speculation, NoSpeculation)
+    kept = accept_length or (assumed_accept_length(replica) if speculative else 1.0)
+    step = decode_step(replica, running_requests, workload.context_tokens())
+    decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
+    prefill = taken_by_a_prompt_s(replica, running_requests, workload, step.step_s(), kept)
+    tokens_per_s = workload.output_tokens_mean / (prefill + decode)
+    gpus = replica.ranks.tp_size * replica.ranks.pp_size
+    spreads = rate_spreads(
+        replica.rate_class,
+        pair_measured=pair_is_measured(replica.model, replica.gpu),
+        cap_logged=True,
+        accept_length=kept if speculative else None,
+        accept_measured=accept_length is not None,
+        release=replica.settings.release,
+        release_measured=release_measured,
+        stages=replica.ranks.pp_size,
+    )
+    sd = math.sqrt(sum(spread.log_sd**2 for spread in spreads))
+    return Rate(
+        running_requests=running_requests,
+        step=step,
+        accept_length=kept,
+        prefill_share=prefill / (prefill + decode),
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
+        log_sd=sd,
+        rate_class=replica.rate_class,
+    )
+
+
+def taken_by_a_prompt_s(
+    replica: Replica, running_requests: float, workload: Workload, step_s: float, kept: float
+) -> float:
+    """Seconds that one prompt takes from the replica's decoding; stages share its prefill."""
+    alone_s = prefill_s(replica, workload.prompt_tokens_mean)
+    if replica.ranks.pp_size == 1:
+        return alone_s
+    micro_batches = turns(replica, running_requests)
+    chunk = replica.settings.chunked_prefill_size
+    return prefill_taken_s(
+        alone_s=alone_s,
+        chunks=math.ceil(workload.prompt_tokens_mean / chunk) if chunk > 0 else 1,
+        stages=replica.ranks.pp_size,
+        micro_batches=micro_batches,
+        step_s=step_s,
+        ending=running_requests * kept / (micro_batches * workload.output_tokens_mean),
+    )
+
+
+def assumed_accept_length(replica: Replica) -> float:
+    """Tokens that a verify step keeps, until measured."""
+    if isinstance(replica.settings.speculation, NoSpeculation):
+        return 1.0
+    odds = accept_odds(ASSUMED_ACCEPT_LENGTH, 4)
+    return chained_accept_length(odds, replica.settings.speculation.num_draft_tokens)
+
+
+def chained_accept_length(odds: float, num_draft_tokens: int) -> float:
+    """Tokens kept of a chain in which each drafted token is kept with the same odds."""
+    return sum(odds**place for place in range(num_draft_tokens))
+
+
+def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
+    """The odds under which a chain keeps so many tokens a step."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        kept = chained_accept_length(middle, num_draft_tokens)
+        low, high = (middle, high) if kept < accept_length else (low, middle)
+    return (low + high) / 2
+
+
+# --- how sure ---------------------------------------------------------------------------------
+
+# The p90 of a Student t with 4 degrees of freedom, scaled to a standard deviation of 1:
+# 1.533 / sqrt(4 / (4 - 2)). Errors have heavier tails than a normal's.
+_P90_DEVIATIONS = 1.084
+
+
+def pair_is_measured(model: ModelFacts, gpu: str) -> bool:
+    """Whether readings of this model's family on this card are among those fitted to."""
+    return (model_family(model.name), gpu) in FITTED_PAIRS
+
+
+def model_family(name: str) -> str:
+    """Checkpoints of one shape, whatever their format or tuning."""
+    tail = name.rstrip("/").rsplit("/", 1)[-1]
+    for suffix in ("-Instruct", "-2507", "-NVFP4", "-AWQ", "-FP8"):
+        tail = tail.replace(suffix, "")
+    same = {
+        "DeepSeek-R1": "DeepSeek-V3", "DeepSeek-V3.1": "DeepSeek-V3",
+        "Qwen3.6-27B": "Qwen3.5-27B", "Qwen3.8-27B": "Qwen3.5-27B",
+        "Qwen3.6-35B-A3B": "Qwen3.5-35B-A3B",
+    }  # fmt: skip
+    return same.get(tail, tail)
+
+
+def log_band(middle: float, log_sd: float) -> Band:
+    """The middle 80 % around a median whose logarithm errs by `log_sd`."""
+    factor = math.exp(_P90_DEVIATIONS * log_sd)
+    return Band(p10=middle / factor, p50=middle, p90=middle * factor)

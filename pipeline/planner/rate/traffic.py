@@ -1,0 +1,136 @@
+"""What one decode step reads and multiplies for one request's own memory: KV cache and state.
+
+Everything is per GPU and grows with the request's context, where weights do not. Sources: the
+pool layouts of `kv_cache` and `state_pool`; the absorbed MLA form of DeepSeek-V2
+(arXiv:2405.04434); the token choice of DeepSeek-V3.2 and V4.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.planner.memory.kv_cache import (
+    element_bytes,
+    gqa_bytes,
+    index_bytes,
+    latent_elements,
+    layout_bytes,
+    v4_slot_bytes,
+)
+from pipeline.planner.sglang.layout import Parallel
+from schemas.plan import (
+    BlockSparseCache,
+    CompressedCache,
+    GqaCache,
+    LinearState,
+    MlaCache,
+    ModelFacts,
+    PlanSettings,
+    SlidingCache,
+    SparseMlaCache,
+)
+
+# One index key of DeepSeek-V4: 128 fp8 values and an fp32 scale. deepseek_v4_memory_pool.py, 0.5.23
+_V4_INDEX_BYTES = 128 + 4
+_V4_LATENT = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTraffic:
+    """One request's own traffic in one step, on one GPU."""
+
+    kv_bytes: float
+    state_bytes: float
+    """The state as it lies in memory; a step reads it once and writes it once."""
+    flops: float
+    """Attention multiplications for one new token."""
+    state_flops: float
+    """Operations on the state for one new token, outside the tensor cores."""
+
+
+def request_traffic(
+    model: ModelFacts,
+    settings: PlanSettings,
+    ranks: Parallel,
+    context_tokens: float,
+    state_slot_bytes: float,
+) -> RequestTraffic:
+    """The traffic of a request that holds `context_tokens`."""
+    kv, flops = _attention(model, settings, ranks, context_tokens)
+    state_flops = 0.0
+    if isinstance(model.state, LinearState) and model.state.kind != "conv":
+        state = model.state
+        # The state is decayed, updated and read: three passes of two operations an element.
+        elements = state.layers * state.heads * state.head_dim * state.state_dim
+        state_flops = 6.0 * elements / ranks.attention_tp_size
+    return RequestTraffic(
+        kv_bytes=kv, state_bytes=state_slot_bytes, flops=flops, state_flops=state_flops
+    )
+
+
+def _attention(
+    model: ModelFacts, settings: PlanSettings, ranks: Parallel, context: float
+) -> tuple[float, float]:
+    """Bytes read and operations, over all layers that keep keys and values."""
+    cache = model.cache
+    heads = max(model.heads / ranks.attention_tp_size, 1.0)
+    element = element_bytes(settings.kv_cache_dtype)
+    chosen = min(context, model.sparse_topk_tokens or context)
+    if isinstance(cache, GqaCache):
+        bytes_read = layout_bytes(cache, ranks, element, settings) * context
+        return bytes_read, _gqa_flops(cache, heads, context)
+    if isinstance(cache, SlidingCache):
+        near = min(context, cache.window_tokens)
+        bytes_read = gqa_bytes(cache.full, ranks, element) * context
+        bytes_read += gqa_bytes(cache.window, ranks, element) * near
+        flops = _gqa_flops(cache.full, heads, context) + _gqa_flops(cache.window, heads, near)
+        return bytes_read, flops
+    if isinstance(cache, MlaCache):
+        bytes_read = layout_bytes(cache, ranks, element, settings) * context
+        return bytes_read, _latent_flops(cache, heads, context)
+    if isinstance(cache, SparseMlaCache):
+        latents = latent_elements(cache, settings) * cache.layers * element * chosen
+        keys = index_bytes(cache) * cache.index_layers * context
+        return latents + keys, _latent_flops(cache, heads, chosen)
+    if isinstance(cache, BlockSparseCache):
+        return _block_sparse(cache, ranks, element, heads, context, chosen)
+    return _compressed(cache, heads, context, model.sparse_topk_tokens)
+
+
+def _gqa_flops(cache: GqaCache, heads: float, context: float) -> float:
+    # queries times keys, then weights times values; two operations each
+    return 2 * heads * (cache.head_dim + cache.v_head_dim) * context * cache.layers
+
+
+def _latent_flops(cache: MlaCache | SparseMlaCache, heads: float, context: float) -> float:
+    return 2 * heads * (2 * cache.kv_lora_rank + cache.rope_dim) * context * cache.layers
+
+
+def _block_sparse(
+    cache: BlockSparseCache,
+    ranks: Parallel,
+    element: float,
+    heads: float,
+    context: float,
+    chosen: float,
+) -> tuple[float, float]:
+    sparse_layers = cache.index_key_layers + cache.index_key_value_layers
+    dense_layers = cache.layers - sparse_layers
+    kv_heads = max(1, cache.kv_heads // ranks.attention_tp_size)
+    a_token = kv_heads * 2 * cache.head_dim * element
+    tokens = sparse_layers * chosen + dense_layers * context
+    keys = sparse_layers * cache.index_dim * 2 * context
+    return a_token * tokens + keys, 4 * heads * cache.head_dim * tokens
+
+
+def _compressed(
+    cache: CompressedCache, heads: float, context: float, topk: int
+) -> tuple[float, float]:
+    """A window in every layer; above it chosen latents of 4 tokens, or all of 128."""
+    near = min(context, cache.window_tokens)
+    fours = min(context / 4, topk or context)
+    all128 = context / 128
+    latents = cache.layers * near * v4_slot_bytes(0)
+    latents += cache.c4_layers * fours * v4_slot_bytes(4)
+    latents += cache.c128_layers * all128 * v4_slot_bytes(128)
+    keys = cache.c4_layers * context / 4 * _V4_INDEX_BYTES
+    tokens = cache.layers * near + cache.c4_layers * fours + cache.c128_layers * all128
+    return latents + keys, 4 * heads * _V4_LATENT * tokens

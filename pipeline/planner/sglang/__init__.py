@@ -1,0 +1,1 @@
+"""SGLang by release: its flags, defaults, refusals, log lines and metrics."""

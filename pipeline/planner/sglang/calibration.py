@@ -1,0 +1,179 @@
+"""An engine's launch log → figures that replace the planner's assumptions.
+
+A log may be cut anywhere: what it does not say stays assumed. `readings` takes the text,
+`calibration_of` keeps what later plans can use, `differences` says how far a forecast lay off.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.errors import PlanError
+from schemas.plan import Calibration, LaunchPlan
+from schemas.units import GIB
+
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_BEGIN = re.compile(rf"Load weight begin\. avail mem={_NUMBER} GB")
+_END = re.compile(rf"Load weight end\..*?avail mem={_NUMBER} GB(?:, mem usage={_NUMBER} GB)?")
+_GRAPH = re.compile(rf"Capture .*?(?:CUDA|cuda) graph end\..*?mem usage={_NUMBER} GB")
+_POOL_END = re.compile(rf"Memory pool end\. avail mem={_NUMBER} GB")
+_TOKENS = re.compile(r"max_total_num_tokens=(\d+)")
+_KV_TOKENS = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
+_SLOTS = re.compile(r"max_mamba_cache_size: (\d+)")
+_REQUESTS = re.compile(r"max_running_requests=(\d+)")
+_RANK = re.compile(r"\b(?:DP(\d+) )?(?:TP(\d+))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReadings:
+    """What one log says; a figure that it lacks is None."""
+
+    free_before_load_gib: float | None
+    weights_gib: float | None
+    draft_weights_gib: float | None
+    graphs_gib: float | None
+    free_after_pools_gib: float | None
+    max_total_num_tokens: int | None
+    state_slots: int | None
+    max_running_requests: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One forecast beside the log's own figure."""
+
+    name: str
+    forecast: float
+    logged: float
+
+    def percent(self) -> float:
+        """How far the forecast lies off."""
+        return (self.forecast / self.logged - 1) * 100 if self.logged else 0.0
+
+
+def readings(log: str) -> LogReadings:
+    """The figures of a launch log; refuses a text that has none."""
+    ranks = _by_rank(log)
+    begins = [_floats(_BEGIN, lines) for lines in ranks]
+    ends = [_loads(lines) for lines in ranks]
+    free = [values[0] for values in begins if values]
+    weights = [loads[0] for loads in ends if loads]
+    drafts = [loads[1] for loads in ends if len(loads) > 1]
+    graphs = [sum(_floats(_GRAPH, lines)) for lines in ranks if _GRAPH.search(lines)]
+    pool_ends = [value for lines in ranks for value in _floats(_POOL_END, lines)[:1]]
+    found = LogReadings(
+        # SGLang sizes its pools by the rank with the least free memory.
+        free_before_load_gib=min(free, default=None),
+        weights_gib=max(weights, default=None),
+        draft_weights_gib=max(drafts, default=None),
+        graphs_gib=max(graphs, default=None),
+        free_after_pools_gib=min(pool_ends, default=None),
+        max_total_num_tokens=_last(_TOKENS, log) or _first(_KV_TOKENS, log),
+        state_slots=_first(_SLOTS, log),
+        max_running_requests=_last(_REQUESTS, log),
+    )
+    if all(getattr(found, name) is None for name in LogReadings.__slots__):
+        raise PlanError("the log has no launch line of SGLang that the planner knows")
+    return found
+
+
+def calibration_of(found: LogReadings, *, model: str, gpu: str, release: str) -> Calibration:
+    """What later plans of the same model, card and release can use."""
+    return Calibration(
+        model=model,
+        gpu=gpu,
+        release=release,
+        free_before_load_bytes=_bytes(found.free_before_load_gib),
+        weights_bytes=_bytes(found.weights_gib),
+        draft_weights_bytes=_bytes(found.draft_weights_gib),
+        graph_bytes=_bytes(found.graphs_gib),
+    )
+
+
+def differences(plan: LaunchPlan, found: LogReadings) -> tuple[Difference, ...]:
+    """Forecast and log side by side, for every figure that the log has."""
+    capacity = plan.capacity
+    pairs: list[tuple[str, float, float | None]] = [
+        ("free_before_load_gib", plan.free_before_load_bytes / GIB, found.free_before_load_gib),
+        ("weights_gib", plan.weights_bytes / GIB, found.weights_gib),
+        ("draft_weights_gib", plan.draft_weights_bytes / GIB, found.draft_weights_gib),
+        ("max_total_num_tokens", capacity.max_total_num_tokens, found.max_total_num_tokens),
+        ("state_slots", capacity.state_slots, found.state_slots),
+        ("max_running_requests", capacity.max_running_requests, found.max_running_requests),
+    ]
+    return tuple(
+        Difference(name=name, forecast=round(forecast, 3), logged=logged)
+        for name, forecast, logged in pairs
+        if logged is not None
+    )
+
+
+def calibration_json(calibration: Calibration) -> dict[str, str | int | None]:
+    """The record as a file keeps it."""
+    return {name: getattr(calibration, name) for name in Calibration.__slots__}
+
+
+def calibration_from_json(values: dict[str, object]) -> Calibration:
+    """The record as a file gives it back; refuses keys and kinds that are not its own."""
+    unknown = set(values) - set(Calibration.__slots__)
+    missing = {"model", "gpu", "release"} - set(values)
+    if unknown or missing:
+        raise PlanError(f"not a saved calibration: {', '.join(sorted(unknown | missing))}")
+    sizes: dict[str, int | None] = {}
+    for name in Calibration.__slots__[3:]:
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise PlanError(f"the saved calibration has {name} = {value!r}; it must be bytes")
+        sizes[name] = value
+    return Calibration(
+        model=str(values["model"]),
+        gpu=str(values["gpu"]),
+        release=str(values["release"]),
+        free_before_load_bytes=sizes["free_before_load_bytes"],
+        weights_bytes=sizes["weights_bytes"],
+        draft_weights_bytes=sizes["draft_weights_bytes"],
+        graph_bytes=sizes["graph_bytes"],
+    )
+
+
+# --- reading lines ----------------------------------------------------------------------------
+
+
+def _by_rank(log: str) -> list[str]:
+    """The log split by the rank that wrote each line; one part where no rank is named."""
+    parts: dict[str, list[str]] = {}
+    for line in log.splitlines():
+        rank = _RANK.search(line[:80])
+        parts.setdefault(rank[0] if rank else "", []).append(line)
+    return ["\n".join(lines) for lines in parts.values()]
+
+
+def _loads(lines: str) -> list[float]:
+    """GiB that each load took: the line's own figure, or begin less end."""
+    return list(_load_sizes(_floats(_BEGIN, lines), lines))
+
+
+def _load_sizes(begins: list[float], lines: str) -> Iterator[float]:
+    for index, end in enumerate(_END.finditer(lines)):
+        if end[2] is not None:
+            yield float(end[2])
+        elif index < len(begins):
+            yield begins[index] - float(end[1])
+
+
+def _floats(pattern: re.Pattern[str], text: str) -> list[float]:
+    return [float(found[1]) for found in pattern.finditer(text)]
+
+
+def _first(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(found[1]) if found else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else None
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)

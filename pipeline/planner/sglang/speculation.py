@@ -1,0 +1,69 @@
+"""The speculative part of a launch line: algorithm, steps, tokens to verify, whose draft.
+
+arg_groups/speculative_hook.py, 0.5.23.
+"""
+
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.releases import ReleaseRules
+from schemas.plan import (
+    BuiltInDraft,
+    CompressedCache,
+    ModelFacts,
+    NoSpeculation,
+    Speculation,
+)
+
+# DFLASH verifies a block; both known Qwen3.8 drafts and the engine's fallback use 16 where the
+# draft's config does not say. DSPARK's verify window is its block plus one.
+_DFLASH_BLOCK = 16
+_DSPARK_BLOCK = 7  # assumed: block_size of the published Qwen3.8 and DeepSeek-V4 DSpark drafts
+
+
+def speculation_of(
+    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules
+) -> NoSpeculation | Speculation:
+    """What is drafted and verified, after SGLang's defaults."""
+    algorithm = flags.text("speculative-algorithm").upper()
+    if not algorithm or algorithm == "NONE":
+        return NoSpeculation()
+    path = flags.text("speculative-draft-model-path")
+    steps, topk, tokens = _shape(flags, model, algorithm)
+    return Speculation(
+        algorithm="EAGLE" if algorithm == "NEXTN" else algorithm,
+        steps=steps,
+        topk=topk,
+        num_draft_tokens=tokens,
+        draft_path=path,
+        built_in=_built_in(flags, model, algorithm, path),
+    )
+
+
+def _shape(flags: LaunchFlags, model: ModelFacts, algorithm: str) -> tuple[int, int, int]:
+    steps = flags.number("speculative-num-steps")
+    topk = flags.number("speculative-eagle-topk")
+    tokens = flags.number("speculative-num-draft-tokens")
+    if algorithm == "DFLASH":
+        size = tokens or flags.number("speculative-dflash-block-size") or _DFLASH_BLOCK
+        return size, 1, size
+    if algorithm == "DSPARK":
+        block = flags.number("speculative-dspark-block-size")
+        size = tokens or (block + 1 if block else _DSPARK_BLOCK + 1)
+        return size - 1, 1, size
+    if algorithm == "NGRAM":
+        return steps or 12, topk or 10, tokens or 12
+    if steps is None:
+        old_tree = model.architecture in ("LlamaForCausalLM", "Grok1ForCausalLM")
+        auto = (5, 4, 8) if old_tree else (3, 1, 4)
+        return auto[0], topk or auto[1], tokens or auto[2]
+    topk = topk or 1
+    # A chain verifies every drafted token and the one before it.
+    return steps, topk, steps + 1 if topk == 1 else tokens or steps + 1
+
+
+def _built_in(flags: LaunchFlags, model: ModelFacts, algorithm: str, path: str) -> bool:
+    if algorithm in ("EAGLE", "NEXTN", "EAGLE3"):
+        if not path or path == flags.model_path:
+            return isinstance(model.draft, BuiltInDraft)
+        return path.lower().endswith("nextn") and isinstance(model.draft, BuiltInDraft)
+    # DeepSeek-V4's DSpark layers come inside the checkpoint.
+    return algorithm == "DSPARK" and not path and isinstance(model.cache, CompressedCache)

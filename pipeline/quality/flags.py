@@ -1,0 +1,394 @@
+"""What is wrong with a generated turn, and how it is asked for again. Pure.
+
+Invariant: a flag says what the text shows, not why; the same turn and settings give the same flags,
+and each costs time linear in the text. A flag is wrong about few good rows rather than right about
+all bad ones: rows are dropped by it. This module knows nothing of engines.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import get_args
+
+from pipeline.quality.looping import (
+    MIN_ROUND_WORDS_IN_ANSWER,
+    MIN_ROUND_WORDS_IN_THINKING,
+    ends_in_counted_rounds,
+    is_looping,
+    split_code,
+)
+from schemas.completion import QualityFlag, Turn
+from schemas.prompt import SamplingParams, derived_seed
+from schemas.quality_config import QualityConfig
+
+FLAGS: tuple[QualityFlag, ...] = get_args(QualityFlag)
+CUT_FLAGS = frozenset({"cut_in_thinking", "cut_in_answer"})
+
+LanguageOf = Callable[[str], tuple[str, float]]
+"""From a text to its language's code and the chance that it is right."""
+
+
+def turn_flags(
+    turn: Turn,
+    *,
+    question: str,
+    thinking: bool,
+    quality: QualityConfig,
+    language_of: LanguageOf | None = None,
+) -> tuple[QualityFlag, ...]:
+    """What is wrong with `turn`, the answer to `question`, in the order of FLAGS.
+
+    `thinking` says that thinking was asked for.
+    """
+    reasoning, answer = turn.reasoning_text or "", turn.answer_text
+    was_cut, has_answer = turn.finish_reason == "length", bool(_visible(answer))
+    found: dict[QualityFlag, Callable[[], bool]] = {
+        "empty_answer": lambda: not has_answer,
+        "empty_reasoning": lambda: thinking and not _visible(reasoning),
+        "cut_in_thinking": lambda: was_cut and not has_answer,
+        "cut_in_answer": lambda: was_cut and has_answer,
+        "looping": lambda: _loops(reasoning, answer, question, was_cut, quality),
+        "leftover_tags": lambda: bool(
+            leftover_tags(answer, question) or leftover_tags(reasoning, question)
+        ),
+        "thinking_leaked_into_answer": lambda: has_leaked_thinking(
+            answer, question, quality.thinking_leaked_into_answer.min_cues
+        ),
+        "refusal": lambda: is_refusal(answer),
+        "wrong_language": lambda: (
+            language_of is not None and is_wrong_language(question, answer, quality, language_of)
+        ),
+        "copied_prompt": lambda: is_copy(question, answer, quality),
+        "too_short": lambda: has_answer and is_too_short(question, answer, quality, was_cut),
+        "not_utf8_clean": lambda: (
+            is_unclean(answer, question) or is_unclean(reasoning, question + answer)
+        ),
+    }
+    return tuple(name for name in FLAGS if quality.flag(name).enabled and found[name]())
+
+
+def flags_to_retry(flags: Iterable[QualityFlag], quality: QualityConfig) -> set[QualityFlag]:
+    return {name for name in flags if quality.flag(name).policy == "retry"}
+
+
+def retry_sampling(
+    params: SamplingParams,
+    flags: Iterable[QualityFlag],
+    *,
+    retry: int,
+    quality: QualityConfig,
+    most_tokens: int | None,
+    row: tuple[str, int, int],
+) -> SamplingParams | None:
+    """What the next try of a turn asks of the sampler; None where it could not come out better.
+
+    `flags` are those of the last try, `retry` counts from 1, `params` are those of the first try
+    and `most_tokens` is what the context leaves; `row` is the row id, sample and turn index.
+    """
+    wanted = set(flags)
+    is_greedy = params.temperature == 0
+    if wanted & CUT_FLAGS:
+        # Text that was cut is not too long when it only goes round in a circle.
+        grown = int(params.max_tokens * quality.budget_factor**retry)
+        budget = min(grown, most_tokens) if most_tokens is not None else grown
+        if budget <= params.max_tokens and wanted <= CUT_FLAGS | {"empty_answer"}:
+            return None
+        params = replace(params, max_tokens=max(budget, params.max_tokens))
+    if "looping" in wanted or is_greedy:
+        step = quality.temperatures[min(retry, len(quality.temperatures)) - 1]
+        params = replace(params, temperature=max(params.temperature, step))
+    if params.seed is None:
+        return params
+    row_id, sample_index, turn_index = row
+    seed = derived_seed(params, f"{row_id}\n{retry}", sample_index, turn_index)
+    return replace(params, seed=seed)
+
+
+# -- emptiness and length
+
+_INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff\u00ad]+")
+
+_ASKS_FOR_LENGTH = re.compile(
+    r"\b(write|compose|draft)\b[^.\n]{0,40}\b(essay|story|article|letter|report|blog post|speech|"
+    r"tutorial|guide|paragraphs?)\b|\bexplain\b|\bin detail\b|\bstep[- ]by[- ]step\b|"
+    r"\bdescribe\b|\bsummari[sz]e\b|\bcompare\b",
+    re.IGNORECASE,
+)
+_ASKS_FOR_BREVITY = re.compile(
+    r"\b(one|a single|two|three|few|\d+)[- ](word|words|sentence|letter|character|line|number)\b|"
+    r"\b(brief(ly)?|short(ly|est)?|concise(ly)?|only|just|yes or no|true or false|tl;?dr|"
+    r"which (one|option|of)|answer with|emoji|multiple.choice)\b",
+    re.IGNORECASE,
+)
+_ONLY_BEGUN = re.compile(
+    r"(sure|of course|certainly|absolutely|great question|okay|ok|alright|here is|here's|"
+    r"here are|the|i|in|to|this|as|let me|first)[\s,.!:\u2014-]*",
+    re.IGNORECASE,
+)
+_LONGEST_ANNOUNCEMENT = 120
+
+
+def _visible(text: str) -> str:
+    return _INVISIBLE.sub("", text)
+
+
+def is_too_short(question: str, answer: str, quality: QualityConfig, was_cut: bool) -> bool:
+    """Nothing but marks, a beginning that nothing follows, or a line where an essay was asked."""
+    visible = _visible(answer)
+    if len(visible) < quality.too_short.min_characters:
+        return True
+    if was_cut or is_refusal(answer):
+        return False
+    if _is_all_marks(visible):
+        return visible not in question or not visible.strip(".\u2026!?")
+    text = answer.strip()
+    if text.endswith((":", "\uff1a")) and "\n" not in text and len(text) <= _LONGEST_ANNOUNCEMENT:
+        return True
+    if _ASKS_FOR_BREVITY.search(question):
+        return False
+    if _ONLY_BEGUN.fullmatch(text) and _is_more_than_small_talk(question):
+        return True
+    asks_for_length = _ASKS_FOR_LENGTH.search(question) is not None
+    return asks_for_length and len(visible) < quality.too_short.min_characters_of_long
+
+
+def _is_all_marks(visible: str) -> bool:
+    return all(unicodedata.category(character).startswith("P") for character in visible)
+
+
+def _is_more_than_small_talk(question: str) -> bool:
+    """A request that `Sure!` does not settle: a question, or more than a dozen words."""
+    return len(question.split()) > 4
+
+
+# -- loops
+
+_ASKS_FOR_REPETITION = re.compile(
+    r"\b(repeat|repeating|repeated|repetitive|over and over|again and again|\d+ times|"
+    r"(ten|twenty|fifty|hundred|thousand) times|forever|infinite|lyrics|chant|mantra)\b",
+    re.IGNORECASE,
+)
+
+
+def _loops(
+    reasoning: str, answer: str, question: str, was_cut: bool, quality: QualityConfig
+) -> bool:
+    if is_looping(reasoning, quality.looping):
+        return True
+    if was_cut and _ends_in_counted_rounds(reasoning, answer):
+        return True
+    if not was_cut and _ASKS_FOR_REPETITION.search(question):
+        return False
+    return is_looping(answer, quality.looping)
+
+
+def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
+    """Of a turn that was cut: whether the part that the cut went through only counts on."""
+    if _visible(answer):
+        return ends_in_counted_rounds(answer, MIN_ROUND_WORDS_IN_ANSWER)
+    return ends_in_counted_rounds(reasoning, MIN_ROUND_WORDS_IN_THINKING)
+
+
+# -- tags
+
+# Markers of the chat templates of ChatML, Llama 2 to 4, Gemma, Mistral, DeepSeek, GLM, gpt-oss and
+# Phi, and the byte and filler tokens of SentencePiece: none is text.
+_TAGS = re.compile(
+    r"<\|[A-Za-z_]\w{0,40}\|>"
+    r"|<\uff5c[^\uff5c<>\n]{1,40}\uff5c>"
+    r"|</?(?:think|thinking|tool_call|tool_calls|tool_response|function_call|start_of_turn"
+    r"|end_of_turn)>"
+    r"|\[/?INST\]|<</?SYS>>|\[gMASK\]|<0x[0-9A-F]{2}>|<(?:pad|eos|bos|unk|unused\d+)>"
+    r"|^\s*<s>(?!.*</s>)|</s>\s*$"
+)
+_INLINE_CODE = re.compile(r"(`{1,2})[^`\n]{1,300}\1")
+_QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u300c\u300d"
+
+
+def leftover_tags(text: str, question: str) -> list[str]:
+    """Template markers that stand in the text as text: not as code, quoted, or in the question."""
+    if "<" not in text and "[" not in text:
+        return []
+    prose = _without_code(text)
+    return [
+        match.group().strip()
+        for match in _TAGS.finditer(prose)
+        if not _is_quoted(prose, match) and match.group().strip() not in question
+    ]
+
+
+def _without_code(text: str) -> str:
+    return _INLINE_CODE.sub(" ", split_code(text)[0])
+
+
+def _is_quoted(text: str, match: re.Match[str]) -> bool:
+    before, after = text[: match.start()][-1:], text[match.end() : match.end() + 1]
+    return bool(before) and before in _QUOTES and bool(after) and after in _QUOTES
+
+
+# -- thinking in the answer
+
+_SPOKEN = re.compile(r"[\"\u201c\u00ab][^\"\u201d\u00bb\n]{0,400}[\"\u201d\u00bb]")
+_HEAD_CHARACTERS = 400
+_CUES = tuple(
+    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    for pattern in (
+        (
+            r"\b(the|this) user('s| is| has| wants| want| asks?| asked| just| said| seems| needs|"
+            r" might| may| probably)\b"
+        ),
+        r"(^|[.!?]\s+)(hmm+|hm)\b",
+        r"(^|[.!?]\s+)(but |oh )?wait\b[,. \u2014]",
+        r"\b(okay|ok|alright),? so\b",
+        (
+            r"\blet me (think|see|recall|re-?read|reconsider|double[- ]check|check|figure|consider|"
+            r"break (this|it) down|start by|parse|work through)\b"
+        ),
+        (
+            r"\b(i|we) (should|need to|must|have to|could|will) (probably |just |also |first )?"
+            r"(respond|reply|answer|provide|figure out|make sure|explain|give|mention|determine|"
+            r"check|consider|recall|clarify|start|acknowledge|compute|find|produce|output)\b"
+        ),
+        r"(^|[.!?]\s+)(actually|no), (no|wait|that's|that is)\b",
+        r"\b(so|but) (the|my) (final )?(answer|response|reply) (should|would|could|might)\b",
+        r"\bi('m| am) (thinking|supposed|going to (answer|respond))\b",
+        r"\u7528\u6237(\u95ee|\u60f3|\u8981|\u9700\u8981|\u8ba9|\u53ef\u80fd|\u7684\u95ee\u9898)",
+        r"(^|\u3002)\s*(\u55ef|\u597d\u7684\uff0c(\u7528\u6237|\u6211)|\u7b49\u7b49)",
+        (
+            r"\u6211(\u9700\u8981|\u5e94\u8be5)"
+            r"(\u5148|\u56de\u7b54|\u786e\u8ba4|\u8003\u8651|\u89e3\u91ca|\u60f3)"
+        ),
+    )
+)
+
+
+def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
+    """Whether the answer thinks aloud: a closing tag, or several turns of phrase, one at the head.
+
+    What is said in quotation marks is a person's of the text.
+    """
+    if any(tag in ("</think>", "</thinking>") for tag in leftover_tags(answer, question)):
+        return True
+    prose = _SPOKEN.sub(" ", _without_code(answer))
+    cues = [cue for cue in _CUES if cue.search(prose)]
+    head = prose.lstrip()[:_HEAD_CHARACTERS]
+    return len(cues) >= min_cues and sum(cue.search(head) is not None for cue in cues) >= 2
+
+
+# -- refusals
+
+_REFUSAL_HEAD_CHARACTERS = 200
+_I_AM = re.compile(r"\bI['\u2019]m\b", re.IGNORECASE)
+_REFUSALS = re.compile(
+    r"\bI (cannot|can['\u2019]t|won['\u2019]t|am unable to|am not able to|must decline to|"
+    r"will not) (help|assist|comply|provide|support|fulfill?|create|generate|write|answer|"
+    r"discuss|engage|continue|do that|share|give)\b"
+    r"|\bas an AI( language model)?,? "
+    r"I (cannot|can['\u2019]t|am unable|don['\u2019]t|am not able)\b"
+    r"|\u62b1\u6b49\uff0c?\u6211(\u65e0\u6cd5|\u4e0d\u80fd)"
+    r"|\blo siento,? (pero )?no puedo\b|\bje suis d\u00e9sol\u00e9e?,? (mais )?je ne peux pas\b",
+    re.IGNORECASE,
+)
+
+
+def is_refusal(answer: str) -> bool:
+    head = _I_AM.sub("I am", answer.strip()[:_REFUSAL_HEAD_CHARACTERS])
+    return _REFUSALS.search(_SPOKEN.sub(" ", head)) is not None
+
+
+# -- the prompt again
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+_ENDS_WORDS = 6
+
+
+def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
+    """Whether the answer is the question again, its beginning and its end included.
+
+    A text that was to be corrected or put in order is in the answer too; the order is not.
+    """
+    limits = quality.copied_prompt
+    asked, said = (_WORD.findall(text.lower()) for text in (question, answer))
+    if len(asked) < limits.min_words or not said:
+        return False
+    if min(len(asked), len(said)) < limits.min_share * max(len(asked), len(said)):
+        return False
+    if asked == said:
+        return True
+    shingles = [set(zip(*(words[n:] for n in range(4)), strict=False)) for words in (asked, said)]
+    if not all(shingles):
+        return False
+    shared = len(shingles[0] & shingles[1])
+    if shared < limits.min_share * max(map(len, shingles)):
+        return False
+    said_text = f" {' '.join(said)} "
+    ends = (asked[:_ENDS_WORDS], asked[-_ENDS_WORDS:])
+    return all(f" {' '.join(end)} " in said_text for end in ends)
+
+
+# -- language
+
+_LANGUAGES = re.compile(
+    r"\b(translat\w*|traduc\w*|tradui\w*|\u00fcbersetz\w*|in (english|german|french|spanish|"
+    r"italian|portuguese|dutch|russian|chinese|mandarin|japanese|korean|arabic|hindi|polish|"
+    r"turkish|latin|greek|swedish)|auf (deutsch|englisch|franz\u00f6sisch|spanisch)|"
+    r"en (espa\u00f1ol|ingl\u00e9s|fran\u00e7ais|anglais|allemand)|"
+    r"(english|german|french|spanish|italian|portuguese|russian|chinese|japanese|korean|arabic|"
+    r"hindi) (language|phrase|word|poem|sentence|version|text)s?)\b"
+    r"|\u7ffb\u8bd1|\u7ffb\u8a33|\u82f1\u6587|\u82f1\u8bed|\u82f1\u8a9e|\u4e2d\u6587",
+    re.IGNORECASE,
+)
+_PROSE_SHARE = 0.5
+
+
+def is_wrong_language(
+    question: str, answer: str, quality: QualityConfig, language_of: LanguageOf
+) -> bool:
+    """Whether question and answer are surely in two languages, and no other was asked for."""
+    limits = quality.wrong_language
+    if _LANGUAGES.search(question):
+        return False
+    languages = []
+    for text in (question, answer):
+        prose = " ".join(_without_code(text).split())
+        letters = sum(character.isalpha() for character in prose)
+        is_prose = letters >= _PROSE_SHARE * max(1, len(prose))
+        # A character of Chinese or Japanese says as much as a few letters.
+        weight = sum(3 if ord(character) > 0x2E80 else 1 for character in prose)
+        if weight < limits.min_characters or not is_prose:
+            return False
+        language, probability = language_of(prose)
+        if probability < limits.min_probability:
+            return False
+        languages.append(language)
+    return languages[0] != languages[1]
+
+
+# -- characters
+
+_UNCLEAN = re.compile(
+    "[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\x80-\x84\x86-\x9f\ufffd\ufffe\uffff\ud800-\udfff"
+    "\ue000-\uf8ff]"
+)
+# UTF-8 read as Windows-1252: a letter beyond ASCII shows as one of these pairs.
+_MOJIBAKE = re.compile(
+    "\u00c3[\u00a0-\u00bf\u2018-\u201e\u0192\u2020-\u2026]"
+    "|\u00e2\u20ac[\u2122\u0153\u009d\u201c\u201d\u02dc\u00a6]|\u00c2[\u00a0-\u00bf]"
+)
+_MIN_MOJIBAKE = 2
+_SPEAKS_OF_THEM = re.compile(
+    r"U\+FFFD|replacement character|mojibake|encod|unicode|control character|escape sequence",
+    re.IGNORECASE,
+)
+
+
+def is_unclean(text: str, context: str) -> bool:
+    """Characters that stand for broken bytes, in a text that does not speak of them."""
+    if text.isascii() and text.isprintable():
+        return False
+    broken = set(_UNCLEAN.findall(text)) - set(context)
+    garbled = len(_MOJIBAKE.findall(text)) >= _MIN_MOJIBAKE and not _MOJIBAKE.search(context)
+    if not broken and not garbled:
+        return False
+    return _SPEAKS_OF_THEM.search(text) is None and _SPEAKS_OF_THEM.search(context) is None

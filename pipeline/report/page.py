@@ -1,0 +1,51 @@
+"""A run's report as one HTML page that stands alone: no network, no script, no font of its own.
+
+The template lays out, `time_chart` places. An element that shows a figure names it: `data-figure`
+is its path in `report_json`. Every text is escaped.
+"""
+
+from datetime import UTC, datetime
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from pipeline.planner.estimate import figures as figures
+from pipeline.planner.estimate.figures import duration
+from pipeline.planner.estimate.prices import OWN_PRICE
+from pipeline.report.report import Report
+
+_MOST_ENGINES_SHOWN = 40
+REFRESH_S = 60
+"""A page of a run that goes on loads itself anew."""
+
+
+def report_page(report: Report) -> str:
+    """The whole page."""
+    return _template().render(
+        report=report,
+        found=report.figures,
+        status=report.figures.status,
+        engines=report.figures.engines[:_MOST_ENGINES_SHOWN],
+        more_engines=max(0, len(report.figures.engines) - _MOST_ENGINES_SHOWN),
+        own_price=OWN_PRICE,
+        refresh_s=REFRESH_S if report.figures.status.state == "running" else None,
+        open_rows=report.figures.status.rows_total - report.figures.status.rows_done,
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("pipeline.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(figures=figures, duration=duration)
+    environment.filters["moment"] = _moment
+    return environment.get_template("report.html.j2")
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

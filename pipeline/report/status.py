@@ -1,0 +1,105 @@
+"""How far a run is, from the files of its output folder alone."""
+
+import json
+
+from pipeline.dataset.history import read_history
+from pipeline.dataset.parts import (
+    LIVE_FILE,
+    check_has_begun,
+    check_has_run,
+)
+from pipeline.store import lock
+from pipeline.store.folder import Folder
+from schemas.estimate import Band
+from schemas.manifest import Part, RunManifest, Session
+from schemas.progress import Progress, RunState, RunStatus
+from schemas.units import SECONDS_PER_DAY
+
+_RATE_WINDOW_S = 300.0
+
+
+def run_status(folder: Folder, *, now_s: float) -> RunStatus:
+    """Raises ConfigError for a folder that holds no run."""
+    check_has_run(folder)
+    manifest = read_history(folder)
+    check_has_begun(folder, manifest)
+    session, parts = manifest.sessions[-1], list(manifest.parts.values())
+    rows_done = session.rows_done + manifest.rows_gained
+    live = _live(folder, session)
+    tokens_per_s, rows_per_s = _rates(manifest, now_s)
+    rows_open = session.rows_total - rows_done - len(manifest.failed)
+    state = _state(folder, live, rows_open)
+    is_heard = live is not None and state in ("running", "unknown")
+    days_left = live.days_left if live and is_heard and rows_open else None
+    eta_s = rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None)
+    return RunStatus(
+        folder=folder.where,
+        state=state,
+        rows_total=session.rows_total,
+        rows_done=rows_done,
+        rows_error=sum(part.num_errors for part in parts),
+        rows_failed=len(manifest.failed),
+        rows_outside_input=session.rows_outside_input,
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        tokens_per_s=tokens_per_s,
+        eta_s=days_left.p50 * SECONDS_PER_DAY if days_left else eta_s,
+        days_left=days_left,
+        last_publish_s=max((part.published_at_s for part in parts), default=None),
+        started_at_s=session.started_at_s,
+        num_parts=len(parts),
+        # The last that was heard of workers says nothing once their driver is gone.
+        workers=live.workers if live and is_heard else (),
+        failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
+    )
+
+
+def _live(folder: Folder, session: Session) -> Progress | None:
+    """What the coordinator said last; None when it has not spoken in this session."""
+    if not folder.exists(LIVE_FILE):
+        return None
+    try:
+        live = Progress.from_json(folder.read(LIVE_FILE).decode())
+    except (ValueError, KeyError, TypeError):
+        # Not one of ours: the manifest alone tells the rest.
+        return None
+    return live if live.session_id == session.session_id else None
+
+
+def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:
+    driven = lock.is_driven(folder)
+    if driven:
+        return "running"
+    if not rows_open:
+        return "done"
+    if driven is None:
+        return "unknown"
+    return live.state if live and live.state != "running" else "interrupted"
+
+
+def _rates(manifest: RunManifest, now_s: float) -> tuple[float | None, float | None]:
+    """Tokens and rows a second over the window that ends with the last publication."""
+    parts: list[Part] = manifest.session_parts
+    if not parts:
+        return None, None
+    started_s = manifest.sessions[-1].started_at_s
+    until_s = max(part.published_at_s for part in parts)
+    if now_s - until_s > _RATE_WINDOW_S:
+        until_s = now_s
+    from_s = max(started_s, until_s - _RATE_WINDOW_S)
+    recent = [part for part in parts if part.published_at_s > from_s]
+    span_s = max(until_s - from_s, 1e-3)
+    tokens = sum(part.completion_tokens for part in recent)
+    return tokens / span_s, sum(part.num_rows for part in recent) / span_s
+
+
+def read_time_left(folder: Folder) -> Band | None:
+    """The coordinator's own word in seconds, where it has one."""
+    if not folder.exists(LIVE_FILE):
+        return None
+    try:
+        days = json.loads(folder.read(LIVE_FILE))["days_left"]
+        ends = (float(days[name]) * SECONDS_PER_DAY for name in ("p10", "p50", "p90"))
+        p10, p50, p90 = ends
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Band(p10=p10, p50=p50, p90=p90)

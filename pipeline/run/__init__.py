@@ -1,0 +1,1 @@
+"""The run: session, ledger, coordinator, workers and cluster. Ray lives here."""

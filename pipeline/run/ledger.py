@@ -1,0 +1,286 @@
+"""Cut rows into shards, and the ledger of who works on which. Pure: time arrives as `now_s`.
+
+Invariant: a shard is pending, leased to one worker, complete, or failed. The rows of a lost lease
+that are not published go back to pending. A lease's attempt rises each time its shard is leased,
+and rows that arrive under an older attempt are refused. Rows that failed by themselves and leases
+that were lost with their worker are counted apart.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.shard import Lease, LeaseKey, Shard
+
+PENDING, DONE, FAILED, HELD = 0, 1, 2, 3
+"""A row's state, one byte each. A row that is HELD is not leased until all held ones are opened."""
+
+
+def row_shards(num_rows: int, shard_rows: int) -> list[Shard]:
+    """Ranges of `shard_rows` rows that cover 0 to `num_rows`; the last may be shorter."""
+    starts = range(0, num_rows, shard_rows)
+    return [
+        Shard(shard_id=shard_id, start=start, stop=min(start + shard_rows, num_rows))
+        for shard_id, start in enumerate(starts)
+    ]
+
+
+@dataclass(slots=True)
+class _Entry:
+    start: int
+    stop: int
+    state: Literal["pending", "leased", "complete", "failed"] = "pending"
+    worker_id: str | None = None
+    attempt: int = 0
+    losses: int = 0
+    num_open: int = 0
+    """Rows neither done nor set aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCounts:
+    """Rows by state, and what happened to leases so far."""
+
+    rows_total: int
+    rows_done: int
+    rows_failed: int
+    shards_pending: int
+    shards_leased: int
+    leases_lost: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`row_states` holds a byte a row and is changed in place; rows that are DONE stay so."""
+
+    row_states: bytearray
+    shard_rows: int
+    lease_ttl_s: float
+    max_shard_losses: int
+    rows_done: int = 0
+    rows_failed: int = 0
+    leases_lost: int = 0
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Row → deaths of engines while it was in flight, in earlier sessions too."""
+    _entries: dict[int, _Entry] = field(default_factory=dict)
+    _pending: deque[int] = field(default_factory=deque)
+    _leased_by: dict[str, set[int]] = field(default_factory=dict)
+    _last_seen_s: dict[str, float] = field(default_factory=dict)
+    _next_shard_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.rows_done = self.row_states.count(DONE)
+        for shard in row_shards(len(self.row_states), self.shard_rows):
+            entry = self._entry(shard.start, shard.stop)
+            self._entries[shard.shard_id] = entry
+            if entry.num_open:
+                self._pending.append(shard.shard_id)
+            else:
+                entry.state = "complete"
+        self._next_shard_id = len(self._entries)
+
+    # -- what workers ask for
+
+    def lease(self, worker_id: str, *, now_s: float) -> Lease | None:
+        """The next pending shard, or None when all are leased or over."""
+        self.renew(worker_id, now_s=now_s)
+        if not self._pending:
+            return None
+        shard_id = self._pending.popleft()
+        entry = self._entries[shard_id]
+        entry.state, entry.worker_id = "leased", worker_id
+        entry.attempt += 1
+        self._leased_by.setdefault(worker_id, set()).add(shard_id)
+        key = LeaseKey(shard_id=shard_id, attempt=entry.attempt)
+        rows = tuple(self._open_rows(entry))
+        deaths = tuple((row, self.deaths[row]) for row in rows if row in self.deaths)
+        return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths)
+
+    def renew(self, worker_id: str, *, now_s: float) -> None:
+        self._last_seen_s[worker_id] = now_s
+
+    def pass_over(self, duration_s: float) -> None:
+        """So long nobody could be heard: it is no silence of theirs."""
+        for worker_id in self._last_seen_s:
+            self._last_seen_s[worker_id] += duration_s
+
+    def stale_rows(self, rows: Iterable[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
+        """Rows that may not be published: their lease is not the current one, or they are done.
+
+        A row comes with its lease in the answer too: a worker may hold one row twice, finished
+        under a lease that it gave back and again under the present one.
+        """
+        return {(key, row) for key, row in rows if not self._holds(key, row)}
+
+    def mark_done(self, rows: Sequence[tuple[LeaseKey, int]]) -> None:
+        """Rows that were published. Each must be held by the lease it comes with."""
+        for key, row in rows:
+            if not self._holds(key, row):
+                raise ValueError(f"row {row} is not held by lease {key}")
+            self.row_states[row] = DONE
+            self.rows_done += 1
+            self._entries[key.shard_id].num_open -= 1
+        self._settle({key.shard_id for key, _ in rows})
+
+    def set_aside(self, key: LeaseKey, row: int) -> bool:
+        """A row used up its budget. False when the lease is not current: another has the row."""
+        if not self._holds(key, row):
+            return False
+        self.row_states[row] = FAILED
+        self.rows_failed += 1
+        self._entries[key.shard_id].num_open -= 1
+        self._settle({key.shard_id})
+        return True
+
+    def give_back(self, key: LeaseKey, first_row: int) -> int:
+        """Rows from `first_row` on were not started: they become a pending shard of their own.
+
+        Returns how many rows that are; 0 when the lease is not current.
+        """
+        if not self._is_current(key):
+            return 0
+        entry = self._entries[key.shard_id]
+        if not entry.start <= first_row < entry.stop:
+            return 0
+        tail = self._entry(first_row, entry.stop, losses=entry.losses)
+        entry.stop = first_row
+        entry.num_open -= tail.num_open
+        if tail.num_open:
+            self._entries[self._next_shard_id] = tail
+            self._pending.appendleft(self._next_shard_id)
+            self._next_shard_id += 1
+        self._settle({key.shard_id})
+        return tail.num_open
+
+    # -- what happens to workers
+
+    def worker_lost(self, worker_id: str) -> list[int]:
+        """The worker is gone: its leases return to pending, ahead of the rest.
+
+        Returns the rows of shards that lost too many workers: they are set aside as failed.
+        """
+        given_up: list[int] = []
+        self._last_seen_s.pop(worker_id, None)
+        for shard_id in sorted(self._leased_by.pop(worker_id, set()), reverse=True):
+            entry = self._entries[shard_id]
+            entry.worker_id = None
+            entry.losses += 1
+            self.leases_lost += 1
+            if entry.losses < self.max_shard_losses:
+                entry.state = "pending"
+                self._pending.appendleft(shard_id)
+                continue
+            entry.state = "failed"
+            rows, entry.num_open = self._open_rows(entry), 0
+            for row in rows:
+                self.row_states[row] = FAILED
+            self.rows_failed += len(rows)
+            given_up += rows
+        return given_up
+
+    def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> list[int]:
+        """Rows that were in flight when their engine died; one of them may have killed it.
+
+        Returns those that were counted: their lease was current.
+        """
+        counted = sorted(row for key, row in rows if self._holds(key, row))
+        for row in counted:
+            self.deaths[row] = self.deaths.get(row, 0) + 1
+        return counted
+
+    def worker_left(self, worker_id: str) -> None:
+        """The worker ended by itself: what it still held returns to pending, as no loss."""
+        self._last_seen_s.pop(worker_id, None)
+        for shard_id in sorted(self._leased_by.pop(worker_id, set()), reverse=True):
+            entry = self._entries[shard_id]
+            entry.state, entry.worker_id = "pending", None
+            self._pending.appendleft(shard_id)
+
+    def silent_workers(self, *, now_s: float) -> list[str]:
+        """Workers that hold leases and were not heard of for `lease_ttl_s`."""
+        return [
+            worker_id
+            for worker_id, shard_ids in self._leased_by.items()
+            if shard_ids and now_s - self._last_seen_s[worker_id] > self.lease_ttl_s
+        ]
+
+    # -- how far it is
+
+    @property
+    def is_over(self) -> bool:
+        return self.rows_done + self.rows_failed == len(self.row_states)
+
+    @property
+    def has_open_rows(self) -> bool:
+        """Whether any row may still be leased, or is."""
+        return any(entry.num_open for entry in self._entries.values())
+
+    def open_held(self) -> None:
+        """Every held row becomes pending. No row may be open, so that no lease is current."""
+        if self.has_open_rows:
+            raise ValueError("rows are still open")
+        for shard_id, entry in self._entries.items():
+            held = self.row_states.count(HELD, entry.start, entry.stop)
+            if not held:
+                continue
+            rows = self.row_states[entry.start : entry.stop]
+            self.row_states[entry.start : entry.stop] = rows.replace(b"\x03", b"\x00")
+            entry.state, entry.num_open = "pending", held
+            self._pending.append(shard_id)
+
+    def counts(self) -> LedgerCounts:
+        return LedgerCounts(
+            rows_total=len(self.row_states),
+            rows_done=self.rows_done,
+            rows_failed=self.rows_failed,
+            shards_pending=len(self._pending),
+            shards_leased=sum(map(len, self._leased_by.values())),
+            leases_lost=self.leases_lost,
+        )
+
+    # -- inside
+
+    def _entry(self, start: int, stop: int, *, losses: int = 0) -> _Entry:
+        num_open = self.row_states.count(PENDING, start, stop)
+        return _Entry(start=start, stop=stop, losses=losses, num_open=num_open)
+
+    def _open_rows(self, entry: _Entry) -> list[int]:
+        return [row for row in range(entry.start, entry.stop) if self.row_states[row] == PENDING]
+
+    def _is_current(self, key: LeaseKey) -> bool:
+        entry = self._entries.get(key.shard_id)
+        return entry is not None and entry.state == "leased" and entry.attempt == key.attempt
+
+    def _holds(self, key: LeaseKey, row: int) -> bool:
+        if not self._is_current(key):
+            return False
+        entry = self._entries[key.shard_id]
+        return entry.start <= row < entry.stop and self.row_states[row] == PENDING
+
+    def _settle(self, shard_ids: set[int]) -> None:
+        """Close leased shards that have no open row left."""
+        for shard_id in shard_ids:
+            entry = self._entries[shard_id]
+            if entry.state != "leased" or entry.num_open:
+                continue
+            entry.state = "complete"
+            self._leased_by[str(entry.worker_id)].discard(shard_id)
+            entry.worker_id = None
+
+
+def hold_all_but_canary(row_states: bytearray, num_rows: int, seed: int | None) -> int:
+    """Hold all open rows but `num_rows` that are drawn at random; returns how many are left open.
+
+    The same seed and states give the same rows.
+    """
+    open_rows = [row for row, state in enumerate(row_states) if state == PENDING]
+    if len(open_rows) <= num_rows:
+        return len(open_rows)
+    drawn = random.Random(seed or 0).sample(open_rows, num_rows)  # noqa: S311 - no secret
+    for row in open_rows:
+        row_states[row] = HELD
+    for row in drawn:
+        row_states[row] = PENDING
+    return num_rows

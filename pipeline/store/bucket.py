@@ -1,0 +1,204 @@
+"""An output folder in an object store, and the way to open a folder of either kind.
+
+A store has no rename, no append and no lock. What stands in for them:
+
+- A file is an object, which appears whole when its upload is completed, in place of the old one.
+- `move` copies within the store and then removes the source. A process that dies between the two
+  leaves both: whoever puts the folder in order finds the rows of the source published and drops
+  it.
+- Appended lines are a journal: the objects under `NAME/`, in the order of their names. Each belongs
+  to one writer, who puts it anew with every line until it holds a megabyte, and then begins the
+  next. Two writers never write one object, so that no line is lost, even while one takes over.
+- `create` needs no condition on the write, which not every store has, but a store that shows at
+  once what was written, as S3, GCS and Azure do. Each caller lays a claim, and is told True only if
+  it then sees no other's claim and no file. Of two callers the later claim sees the earlier one, or
+  the file that came of it.
+"""
+
+import hashlib
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from pipeline.errors import ConfigError
+from pipeline.store.folder import CLAIMS, Folder, LocalFolder
+from pipeline.store.object_store import Store, open_store, place
+from schemas.config import is_url
+
+_JOURNAL_OBJECT_BYTES = 2**20
+# The manifest of 900,000 rows is about 72 MB: as many objects, and half a megabyte a publication.
+_AT_ONCE = 8
+_KEPT_LOG_BYTES = 2**20
+
+
+WORKING_PATIENCE_S = 600.0
+"""Of coordinator and workers. Longer than most outages: a run that ends costs what is in flight."""
+
+
+def open_folder(where: str | Path, *, patience_s: float | None = None) -> Folder:
+    """A path, or the URL of a prefix such as `s3://bucket/run`.
+
+    `patience_s` is for how long a request to a store that fails is tried again.
+    Raises ConfigError for a URL that names no store.
+    """
+    text = str(where)
+    if not is_url(text):
+        return LocalFolder(Path(text).absolute())
+    if urlsplit(text).scheme == "file":
+        return LocalFolder(Path(unquote(urlsplit(text).path)))
+    store = open_store(text)
+    return StoreFolder(store if patience_s is None else replace(store, patience_s=patience_s))
+
+
+class StoreFolder(Folder):
+    """A prefix of a bucket. Of one writer: a copy for another process is opened anew."""
+
+    settle_s: ClassVar[float] = 3.0
+    is_elsewhere: ClassVar[bool] = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._writer = uuid.uuid4().hex[:8]
+        self._journals: dict[str, tuple[str, bytes]] = {}
+        # Of each journal: the name of the object that is being filled, and what it holds.
+        self._appending = Lock()
+
+    def __reduce__(self) -> tuple[Callable[[str], Folder], tuple[str]]:
+        return partial(open_folder, patience_s=self._store.patience_s), (self.where,)
+
+    @property
+    def where(self) -> str:
+        return self._store.where
+
+    def place(self, name: str) -> str:
+        return place(self.where, name)
+
+    def fault(self) -> str | None:
+        return None if self._store.has_bucket() else f"there is no bucket {self._store.bucket!r}"
+
+    def make(self, name: str = ".") -> None:
+        """Nothing is to be made; that there is such a bucket is looked up."""
+        if name == "." and (fault := self.fault()) is not None:
+            raise ConfigError(f"{self.where}: {fault}")
+
+    def exists(self, name: str) -> bool:
+        return self._store.size_bytes(name) is not None
+
+    def size_bytes(self, name: str) -> int:
+        size_bytes = self._store.size_bytes(name)
+        if size_bytes is None:
+            raise FileNotFoundError(self.place(name))
+        return size_bytes
+
+    def names(self, name: str = ".") -> list[str]:
+        return sorted({entry.name for entry in self._store.entries(name)})
+
+    def sizes(self, name: str = ".") -> dict[str, int]:
+        return {entry.name: entry.size_bytes for entry in self._store.entries(name)}
+
+    def folder_names(self, name: str = ".") -> list[str]:
+        return sorted({entry.name for entry in self._store.entries(name) if not entry.is_file})
+
+    def read(self, name: str) -> bytes:
+        return self._store.read(name)
+
+    def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
+        return self._store.open_input(name)
+
+    def read_lines(self, name: str) -> Iterator[bytes]:
+        if self.exists(name):
+            yield from _whole_lines(self.read(name))
+            return
+        objects = iter(self.names(name))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            while batch := list(islice(objects, _AT_ONCE)):
+                paths = [f"{name}/{each}" for each in batch]
+                for data in pool.map(self._read_journal_object, paths):
+                    yield from _whole_lines(data)
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        self._store.write_whole(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        claims, own = f"{name}.{CLAIMS}", uuid.uuid4().hex
+        if self.exists(name):
+            return False
+        self.write_whole(f"{claims}/{own}", b"")
+        try:
+            if self.names(claims) != [own] or self.exists(name):
+                return False
+            self.write_whole(name, data)
+        finally:
+            self.remove(f"{claims}/{own}")
+        return True
+
+    def append_line(self, name: str, line: bytes) -> None:
+        with self._appending:
+            current, held = self._journals.get(name, ("", b""))
+            if not current or len(held) + len(line) > _JOURNAL_OBJECT_BYTES:
+                current, held = self._next_journal_object(name), b""
+            held += line
+            self.write_whole(f"{name}/{current}", held)
+            self._journals[name] = (current, held)
+
+    def end_last_line(self, name: str) -> None:
+        """None is ever cut off."""
+
+    def replace_lines(self, name: str, lines: Sequence[bytes]) -> None:
+        """The new lines first: a process that dies here leaves lines twice, and loses none."""
+        data = b"".join(line + b"\n" for line in lines)
+        with self._appending:
+            older, current = self.names(name), self._next_journal_object(name)
+            self.write_whole(f"{name}/{current}", data)
+            self._journals[name] = (current, data)
+            for each in older:
+                self.remove(f"{name}/{each}")
+
+    def move(self, source: str, target: str) -> None:
+        self._store.copy(source, target)
+        self._store.remove(source)
+
+    def remove(self, name: str) -> None:
+        self._store.remove(name)
+
+    def remove_folder(self, name: str) -> None:
+        self._store.remove_folder(name)
+
+    def local_file(self, name: str) -> Path:
+        own = hashlib.sha256(self.where.encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}" / own / name
+
+    def keep_local(self, name: str) -> None:
+        """The last megabyte, when there is anything."""
+        path = self.local_file(name)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _KEPT_LOG_BYTES))
+            self.write_whole(name, file.read())
+
+    # -- inside
+
+    def _read_journal_object(self, name: str) -> bytes:
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            # Replaced since the names were read: what took its place comes after it.
+            return b""
+
+    def _next_journal_object(self, name: str) -> str:
+        last = next(reversed(self.names(name)), "")
+        return f"{int(last.partition('-')[0] or -1) + 1:08d}-{self._writer}"
+
+
+def _whole_lines(data: bytes) -> Iterator[bytes]:
+    yield from data.split(b"\n")[:-1]

@@ -1,0 +1,181 @@
+"""An engine's metrics over time: hung, starved, or at work."""
+
+import pytest
+
+from pipeline.engines.health import Metrics, StartWatch, Watch, metrics_of
+from schemas.progress import Supply
+
+PAGE = """\
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 12.0
+sglang:num_queue_reqs{engine_type="unified",model_name="m",tp_rank="0"} 3.0
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.97
+sglang:full_token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.41
+sglang:mamba_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.97
+sglang:num_retracted_requests_total{model_name="m"} 2.0
+sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="0"} 900.0
+sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0"} 1.5e+03
+sglang:gen_throughput{model_name="m",tp_rank="0"} 310.5
+python_gc_objects_collected_total{generation="0"} 6401.0
+"""
+
+
+def reading(*, tokens: float = 0.0, **changes: float) -> Metrics:
+    values = {"running": 8.0, "queued": 0.0, "retracted": 0.0, "token_usage": 0.2}
+    return Metrics(**{"state_usage": 0.0, **values, **changes}, progress=(tokens,))
+
+
+def test_metrics_are_summed_over_ranks_and_modes() -> None:
+    found = metrics_of(PAGE)
+    assert found is not None
+    assert (found.running, found.queued, found.retracted) == (12.0, 3.0, 2.0)
+    # `token_usage` is the fullest of all pools; the KV pool's own figure is another.
+    assert (found.token_usage, found.state_usage) == (0.41, 0.97)
+    assert found.progress[0] == 2400.0
+    assert metrics_of("vllm:num_requests_running 3.0\n") is None
+
+
+def watched(watch: Watch, *readings: tuple[float, Metrics | None, int, int]) -> list[str | None]:
+    return [
+        watch.observe_hang(now_s=now_s, metrics=metrics, in_flight=in_flight, answers=answers)
+        for now_s, metrics, in_flight, answers in readings
+    ]
+
+
+def test_engine_that_makes_tokens_is_not_hung_however_long_an_answer_takes() -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = watched(watch, *((now_s, reading(tokens=now_s), 8, 0) for now_s in range(0, 5000, 50)))
+    assert told == [None] * 100
+
+
+def test_engine_with_requests_and_without_tokens_is_hung() -> None:
+    still = reading(tokens=7.0)
+    told = watched(Watch(hang_timeout_s=60), *((now_s, still, 8, 3) for now_s in (0, 30, 59, 60)))
+    assert told[:3] == [None, None, None]
+    assert told[3] == "hung: no token for 60 s with 8 requests in flight (running 8, queued 0)"
+
+
+def test_engine_whose_metrics_do_not_answer_is_hung_with_requests_in_flight() -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = watched(watch, (0, reading(tokens=1.0), 8, 0), (30, None, 8, 0), (90, None, 8, 0))
+    assert told[:2] == [None, None]
+    assert "metrics do not answer" in str(told[2])
+
+
+def test_answers_that_come_back_are_life_whatever_the_metrics_say() -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = watched(watch, *((now_s, None, 8, now_s) for now_s in range(0, 600, 50)))
+    assert told == [None] * 12
+
+
+def test_idle_engine_is_not_hung() -> None:
+    still = reading(tokens=7.0, running=0.0)
+    watch = Watch(hang_timeout_s=60)
+    assert watched(watch, (0, still, 0, 3), (9000, still, 0, 3), (9030, still, 1, 3)) == [None] * 3
+
+
+FED = Supply(in_flight=32, waiting=32)
+
+
+def starving(watch: Watch, metrics: Metrics, supply: Supply = FED) -> str | None:
+    told = [
+        watch.observe_starvation(now_s=now_s, metrics=metrics, supply=supply, cap=32)
+        for now_s in (0.0, 60.0, 130.0, 200.0)
+    ]
+    assert told[:2] == [None, None]
+    assert told[3] is None, "told once"
+    return told[2]
+
+
+def test_starved_engine_tells_what_it_is_short_of() -> None:
+    def short_of(**changes: float) -> str:
+        return str(starving(Watch(hang_timeout_s=60), reading(**changes)))
+
+    assert "state slots (95% in use)" in short_of(state_usage=0.95, queued=8.0)
+    assert "KV tokens (97% in use)" in short_of(token_usage=0.97, queued=8.0)
+    assert "wait for admission" in short_of(queued=8.0)
+    assert "runs 8 of 32 requests" in short_of(queued=8.0)
+    assert "between the client and the scheduler" in short_of()
+
+
+@pytest.mark.parametrize(
+    ("supply", "why"),
+    [
+        (Supply(in_flight=2, backing_off=90), "rows wait for their next try"),
+        (Supply(in_flight=2, waiting=40, held_s=9.0), "it asked to be left alone"),
+        (Supply(in_flight=1, waiting=40, is_alone=True), "a row at which engines have died"),
+        (Supply(in_flight=2, is_leasing=True), "its lease is not answered"),
+        (Supply(in_flight=2, waiting=40), "rows wait to be sent"),
+    ],
+)
+def test_engine_with_few_requests_although_there_are_rows_tells_why(
+    supply: Supply, why: str
+) -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = str(starving(watch, reading(running=2.0), supply))
+    assert told.startswith(
+        f"runs 2 of 32 requests: short of requests ({supply.in_flight} in flight): {why}"
+    )
+    assert watch.shortage == told
+
+
+def test_engine_that_has_the_last_rows_is_not_starved() -> None:
+    watch = Watch(hang_timeout_s=60)
+    last = Supply(in_flight=2)
+    assert starving(watch, reading(running=2.0), last) is None
+    assert watch.shortage is None
+
+
+def test_shortage_stands_for_as_long_as_it_lasts_and_is_told_once_though_figures_move() -> None:
+    watch = Watch(hang_timeout_s=60)
+
+    def look(now_s: float, queued: float, running: float = 8.0) -> str | None:
+        metrics = reading(running=running, queued=queued)
+        return watch.observe_starvation(now_s=now_s, metrics=metrics, supply=FED, cap=32)
+
+    told = [look(0.0, 8.0), look(130.0, 8.0), look(140.0, 9.0)]
+    assert [text is None for text in told] == [True, False, True]
+    assert "9 wait for admission" in str(watch.shortage)
+    assert look(150.0, 0.0, running=30.0) is None
+    assert watch.shortage is None
+
+
+def test_retraction_is_told_while_it_happens() -> None:
+    watch = Watch(hang_timeout_s=60)
+    told = [
+        watch.observe_starvation(
+            now_s=n * 70.0, metrics=reading(retracted=float(n)), supply=FED, cap=32
+        )
+        for n in range(4)
+    ]
+    assert "retraction" in str(told[2])
+
+
+def test_engine_that_is_well_filled_is_not_starved() -> None:
+    watch = Watch(hang_timeout_s=60)
+    full = reading(running=30.0)
+    assert all(
+        watch.observe_starvation(now_s=now_s, metrics=full, supply=FED, cap=32) is None
+        for now_s in (0.0, 500.0, 1000.0)
+    )
+
+
+def silences(*readings: tuple[int, int, int]) -> list[float | None]:
+    watch = StartWatch(silence_s=100, busy_silence_s=500)
+    return [
+        watch.silence(now_s=n * 60.0, log_bytes=log, io_bytes=io, cpu_ticks=cpu)
+        for n, (log, io, cpu) in enumerate(readings)
+    ]
+
+
+def test_start_lives_as_long_as_any_counter_moves() -> None:
+    assert silences(*((n, 0, 0) for n in range(40))) == [None] * 40
+    assert silences(*((0, n, 0) for n in range(40))) == [None] * 40
+    assert silences((0, 0, 0), (0, 0, 0), (0, 0, 0)) == [None, None, 120.0]
+
+
+def test_start_that_only_burns_cpu_is_given_up_later() -> None:
+    told = silences(*((0, 0, n) for n in range(12)))
+    assert told[:9] == [None] * 9
+    assert told[9] == 540.0

@@ -1,0 +1,106 @@
+"""A worker's desk without Ray: the real ledger and checkpoint, and prompts to work on."""
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.dataset.frozen import FrozenPrompts, freeze
+from pipeline.dataset.parts import discard, publish
+from pipeline.run.ledger import Ledger
+from pipeline.store.folder import LocalFolder
+from schemas.manifest import FailedRow, Part
+from schemas.progress import LeaseReply, Orders, WorkerReport
+from schemas.prompt import Message, Problem, Prompt
+from schemas.shard import LeaseKey
+
+
+@dataclass(slots=True)
+class LocalBook:
+    """The ledger and the checkpoint without Ray, as a worker's LeaseBook."""
+
+    ledger: Ledger
+    folder: LocalFolder
+    parts: list[Part] = field(default_factory=list)
+    failed: list[FailedRow] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    orders: list[Orders] = field(default_factory=list)
+    reports: list[WorkerReport] = field(default_factory=list)
+    is_canary: bool = False
+
+    async def lease(self, worker_id: str) -> LeaseReply:
+        lease = self.ledger.lease(worker_id, now_s=monotonic())
+        return LeaseReply(lease=lease, is_over=self.ledger.is_over, is_canary=self.is_canary)
+
+    async def publish(
+        self, part: Part, rows: list[tuple[LeaseKey, int]]
+    ) -> set[tuple[LeaseKey, int]]:
+        if stale := self.ledger.stale_rows(rows):
+            discard(self.folder, part)
+            return stale
+        self.parts.append(publish(self.folder, part, now_s=0.0))
+        self.ledger.mark_done(rows)
+        return set()
+
+    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        if self.ledger.set_aside(key, row):
+            self.failed.append(failed)
+
+    async def give_back(self, key: LeaseKey, first_row: int) -> None:
+        self.ledger.give_back(key, first_row)
+
+    async def release(self, worker_id: str) -> None:
+        self.ledger.worker_left(worker_id)
+
+    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        self.ledger.engine_died(rows)
+
+    async def engine_lost(self, worker_id: str, cause: str) -> None:
+        self.lost.append(cause)
+        self.ledger.worker_lost(worker_id)
+
+    async def heartbeat(self, report: WorkerReport) -> Orders:
+        self.reports.append(report)
+        return self.orders.pop(0) if self.orders else Orders()
+
+    def ids(self) -> list[str]:
+        return [row_id for part in self.parts for row_id in part.row_ids]
+
+
+def frozen(folder: LocalFolder, prompts: list[Prompt]) -> FrozenPrompts:
+    return freeze(
+        folder,
+        "x",
+        prompts,
+        columns=("prompt", "prompt", None),
+        carried=[],
+        arrow_schema=None,
+    )
+
+
+def prompt(number: int, *, turns: int = 1, problem: Problem | None = None) -> Prompt:
+    messages: list[Message] = []
+    for turn in range(turns):
+        messages.append(Message(role="user", content=f"question {number}.{turn}"))
+        messages.append(Message(role="assistant", content=""))
+    return Prompt(
+        row_id=f"q{number:03d}",
+        content_hash=f"h{number}",
+        messages=() if problem else tuple(messages),
+        carried={},
+        problem=problem,
+    )
+
+
+def prompts_of(num: int) -> list[Prompt]:
+    return [prompt(number) for number in range(num)]
+
+
+def each_once(book: LocalBook, num: int) -> None:
+    assert sorted(book.ids()) == [f"q{number:03d}" for number in range(num)]
+
+
+def published_rows(book: LocalBook) -> dict[str, dict[str, Any]]:
+    tables = [pq.read_table(book.folder.path(f"data/{part.name}")) for part in book.parts]
+    return {row["row_id"]: row for table in tables for row in table.to_pylist()}

@@ -1,0 +1,209 @@
+"""What a worker sums up of its engine, by the engine's counters or by answers."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.engines.metered import MeteredEngine
+from pipeline.engines.served import ServedEngine
+from pipeline.live.meter import Meter, rounded
+from pipeline.planner.sglang.metrics import EngineCounters, engine_counters
+from schemas.completion import Interruption, Turn
+from schemas.config import RunFile
+from schemas.live import LiveSpan
+from schemas.prompt import Message, Request, SamplingParams
+from tests.fakes.scripted_server import Reply, ScriptedServer, completion_body, serving
+
+TURN = Turn(
+    reasoning_text="", answer_text="a", finish_reason="stop", prompt_tokens=50,
+    completion_tokens=200, reasoning_tokens=None, prompt_token_ids=None,
+    completion_token_ids=None, generation_boundary=None, duration_s=10.0,
+)  # fmt: skip
+PAGE = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",tp_rank="0"} 12.0
+sglang:gen_throughput{tp_rank="0"} 310.5
+sglang:spec_accept_length{tp_rank="0"} 2.75
+sglang:realtime_tokens_total{mode="prefill_compute",tp_rank="0"} 900.0
+sglang:realtime_tokens_total{mode="prefill_cache",tp_rank="0"} 70.0
+sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 1.5e+03
+"""
+
+
+def test_page_of_the_newest_release_is_read() -> None:
+    found = engine_counters(PAGE)
+    assert found == EngineCounters(
+        running_requests=12, decoded_tokens=1500, prefilled_tokens=900, tokens_per_s=310.5,
+        accept_length=2.75,
+    )  # fmt: skip
+
+
+def test_page_of_an_old_release_has_its_gauge_alone() -> None:
+    old = 'sglang:num_running_reqs{model_name="m"} 3.0\nsglang:gen_throughput{model_name="m"} 9.5\n'
+    found = engine_counters(old)
+    assert found is not None
+    assert (found.decoded_tokens, found.prefilled_tokens, found.accept_length) == (None,) * 3
+    assert found.tokens_per_s == 9.5
+    assert engine_counters("vllm:num_requests_running 3.0\n") is None
+
+
+def test_answers_are_counted_where_there_are_no_counters() -> None:
+    meter = Meter()
+    meter.started(8)
+    first = meter.asked(100.0)
+    meter.asked(100.0)
+    assert meter.take_span(101.0) is None
+    meter.note_outcome(first, TURN, 110.0)
+    span = meter.take_span(115.0)
+    assert span is not None
+    assert (span.duration_s, span.engine_age_s, span.cap_requests) == (15.0, 0.0, 8)
+    # Two run for 10 s and one for 5 s more; 200 tokens came back.
+    assert span.running_requests == pytest.approx(25 / 15)
+    assert span.tokens_per_s == pytest.approx(200 / 15)
+    assert span.prompt_tokens_per_s == pytest.approx(50 / 15)
+    assert span.finished == ((200, 1),)
+    # 200 tokens took 10 s: the other has run for 15 s at that pace.
+    assert span.running == ((300, 1),)
+    assert (span.counted_by, span.accept_length) == ("answers", None)
+
+
+def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
+    meter = Meter()
+    meter.started(8)
+    at = EngineCounters(
+        running_requests=4, decoded_tokens=0, prefilled_tokens=100, tokens_per_s=0,
+        accept_length=2.5,
+    )  # fmt: skip
+    meter.looked(replace(at, running_requests=0), 60.0)
+    for _ in range(4):
+        meter.asked(100.0)
+    meter.looked(at, 100.0)
+    meter.looked(replace(at, decoded_tokens=800, prefilled_tokens=300), 110.0)
+    span = meter.take_span(112.0)
+    assert span is not None
+    assert (span.running_requests, span.tokens_per_s) == (4, 80)
+    assert (span.prompt_tokens_per_s, span.accept_length) == (20, 2.5)
+    # 800 tokens of four requests in 10 s, and two seconds more at that pace.
+    assert span.running == ((240, 4),)
+    assert span.counted_by == "engine"
+
+
+def test_throughput_gauge_stands_in_for_a_counter() -> None:
+    meter = Meter()
+    meter.started(8)
+    meter.asked(0.0)
+    at = EngineCounters(
+        running_requests=2, decoded_tokens=None, prefilled_tokens=None, tokens_per_s=50,
+        accept_length=None,
+    )  # fmt: skip
+    meter.looked(at, 0.0)
+    meter.looked(at, 10.0)
+    span = meter.take_span(10.0)
+    assert span is not None
+    assert span.tokens_per_s == 50
+
+
+def test_engine_that_was_started_again_begins_anew() -> None:
+    meter = Meter()
+    meter.started(8)
+    lost = meter.asked(0.0)
+    meter.stopped()
+    meter.note_outcome(lost, Interruption(cause="gone", connection_failed=True), 5.0)
+    assert meter.take_span(60.0) is None
+    meter.started(4)
+    meter.asked(100.0)
+    span = meter.take_span(103.0)
+    assert span is not None
+    assert (span.engine_age_s, span.cap_requests, span.running) == (0.0, 4, ((0, 1),))
+
+
+def test_last_span_is_told_however_young_the_engine() -> None:
+    meter = Meter()
+    meter.started(8)
+    assert meter.last_span(99.0) is None, "nothing was asked"
+    number = meter.asked(100.0)
+    meter.note_outcome(number, TURN, 101.0)
+    assert meter.take_span(101.0) is None
+    span = meter.last_span(101.0)
+    assert span is not None
+    assert (span.duration_s, span.tokens_per_s, span.finished) == (1.0, 200.0, ((200, 1),))
+    assert meter.last_span(101.2) is None, "nothing is left"
+
+
+def test_last_span_between_two_looks_says_nothing() -> None:
+    # 200 tokens end within a second of the last look: they were not written in it.
+    meter = Meter()
+    meter.started(8)
+    number = meter.asked(100.0)
+    at = EngineCounters(
+        running_requests=1, decoded_tokens=0.0, prefilled_tokens=None, tokens_per_s=0,
+        accept_length=None,
+    )  # fmt: skip
+    meter.looked(at, 100.0)
+    meter.looked(replace(at, decoded_tokens=190.0), 110.0)
+    assert meter.take_span(110.0) is not None
+    meter.note_outcome(number, TURN, 111.0)
+    assert meter.last_span(111.0) is None
+    meter.looked(replace(at, running_requests=0, decoded_tokens=200.0), 112.0)
+    span = meter.last_span(112.0)
+    assert span is not None
+    assert (span.tokens_per_s, span.counted_by) == (5.0, "engine")
+
+
+def test_lengths_are_kept_to_three_digits() -> None:
+    assert [rounded(tokens) for tokens in (7, 999, 1234, 32_768)] == [7, 999, 1230, 32_800]
+
+
+@pytest.mark.parametrize("is_idle_first", [False, True])
+def test_engine_is_metered_over_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_idle_first: bool
+) -> None:
+    monkeypatch.setattr("pipeline.live.meter._SHORTEST_LAST_S", 0.01)
+    script = Reply(body=completion_body("hello"), delay_s=0.02)
+    with serving(ScriptedServer(script=lambda request, number: script)) as server:
+        config = RunFile.model_validate(
+            {
+                "prompts": {"path": "p"},
+                "model": "m",
+                "engine": {"kind": "endpoint", "base_urls": [server.url]},
+                "output": {"folder": str(tmp_path)},
+            }
+        )
+        served = ServedEngine(config=config, worker_number=0, log_path=tmp_path / "log")
+        span = asyncio.run(_metered(MeteredEngine(served=served), is_idle_first=is_idle_first))
+    assert sum(count for _, count in span.finished) == 6
+    assert span.cap_requests == 16
+    assert span.tokens_per_s == pytest.approx(18 / span.duration_s)
+
+
+async def _metered(engine: MeteredEngine, *, is_idle_first: bool) -> LiveSpan:
+    await engine.start()
+    sampling = SamplingParams(
+        temperature=1, top_p=1, top_k=None, min_p=None, presence_penalty=None,
+        repetition_penalty=None, max_tokens=8, seed=None,
+    )  # fmt: skip
+    question = (Message(role="user", content="hi"),)
+    request = Request(
+        row_id="r", sample_index=0, turn_index=0, messages=question, sampling=sampling
+    )
+    asked = [asyncio.create_task(engine.generate(request)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert await engine.idle_span() is None, "it is not idle"
+    await asyncio.gather(*asked)
+    assert engine.take_span() is None, "too young for a span of its own accord"
+    if is_idle_first:
+        idle = await engine.idle_span()
+        assert idle is not None
+        await engine.stop()
+        assert engine.last_span() is None, "all is told"
+        return idle
+    await engine.stop()
+    last = engine.last_span()
+    assert last is not None
+    span, ended_ago_s = last
+    assert 0.0 <= ended_ago_s < 1.0
+    assert engine.take_span() is None
+    assert engine.last_span() is None
+    return span

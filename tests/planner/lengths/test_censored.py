@@ -1,0 +1,133 @@
+"""The mean length while requests still run, on replayed streams and on cases done by hand."""
+
+import statistics
+from collections import Counter
+from random import Random
+
+import pytest
+
+from pipeline.errors import PlanError
+from pipeline.planner.lengths.censored import length_estimate, updated_lengths
+from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
+from pipeline.planner.lengths.log_normal_fit import log_normal_fit
+from pipeline.planner.lengths.shapes import LogNormalCut, moment
+from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, watched
+from tests.scores.replay_lengths import MEAN_TOKENS, log_normal_draw, replayed, stream
+
+
+def estimated(finished: list[int], running: list[int], limit: int) -> LengthEstimate:
+    found = length_estimate(finished, running, limit)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("cv", [0.6, 0.9, 1.2, 1.6])
+def test_the_mean_is_within_a_tenth_after_three_batches(cv: float) -> None:
+    """Half of all streams are: with 240 completions of CV 1.2, chance alone makes 7 %."""
+    limit = 32_768
+    shape = log_normal_cut(MEAN_TOKENS, cv, limit)
+    figures = replayed(log_normal_draw(shape), moment(shape, 1), limit, 80, 240, seeds=40)
+    assert len(figures) == 40
+    assert statistics.median(abs(figure.estimate - 1) for figure in figures) < 0.10
+    assert abs(statistics.mean(figure.estimate for figure in figures) - 1) < 0.04
+    assert sum(figure.covers() for figure in figures) >= 35
+
+
+def test_the_finished_alone_say_half_after_one_batch() -> None:
+    limit = 32_768
+    shape = log_normal_cut(MEAN_TOKENS, 1.2, limit)
+    figures = replayed(log_normal_draw(shape), moment(shape, 1), limit, 80, 80, seeds=40)
+    assert statistics.mean(figure.naive for figure in figures) < 0.55
+    assert abs(statistics.mean(figure.estimate for figure in figures) - 1) < 0.06
+
+
+def test_a_stream_starts_a_request_for_each_that_finishes() -> None:
+    seen = stream(lambda random: random.randint(1, 9), 5, 12, seed=1)
+    assert (len(seen.finished), len(seen.running)) == (12, 4)
+
+
+def test_the_curve_by_hand() -> None:
+    # Ten start. Ends at 1 (of 10: 0.9), 3 (of 8, one was lost sight of at 2: 0.7875) and at 4 (all
+    # of the 7: 0). Area: 1 x 1 + 2 x 0.9 + 1 x 0.7875 = 3.5875.
+    # Variance by Greenwood: right of 1 lie 2.5875, right of 3 0.7875, right of 4 nothing:
+    # 2.5875^2 / (10 x 9) + 0.7875^2 / (8 x 7) = 0.07439 + 0.01107 = 0.08546, root 0.2923.
+    found = curve_estimate(watched(Counter([1, 3, *[4] * 7]), Counter([2]), 100))
+    assert found is not None
+    assert found.mean_tokens == pytest.approx(3.5875)
+    assert found.mean_relative_error * found.mean_tokens == pytest.approx(0.2923, abs=1e-3)
+    assert found.at_limit_fraction == 0
+
+
+def test_with_none_running_it_is_the_plain_mean() -> None:
+    found = estimated([10, 20, 30, 40], [], 100)
+    assert found.mean_tokens == pytest.approx(25)
+    # E[o^2] = 750, 750 / 625 - 1 = 0.2
+    assert found.cv == pytest.approx(0.2**0.5)
+
+
+def test_those_that_the_limit_ended_are_told_apart() -> None:
+    found = estimated([10, 20, 50, 50], [], 50)
+    assert found.mean_tokens == pytest.approx(32.5)
+    assert found.at_limit_fraction == pytest.approx(0.5)
+    all_there = estimated([50] * 20, [25] * 4, 50)
+    assert (all_there.mean_tokens, all_there.at_limit_fraction) == (50, 1)
+
+
+def test_lengths_that_are_no_log_normal_are_left_to_the_curve() -> None:
+    # Exponential: the log-normal's tail is far too long, and its mean 40 % high.
+    def draw(random: Random) -> int:
+        return max(1, min(32_768, round(random.expovariate(1 / MEAN_TOKENS))))
+
+    figures = replayed(draw, MEAN_TOKENS, 32_768, 80, 240, seeds=20)
+    assert statistics.median(abs(figure.estimate - 1) for figure in figures) < 0.15
+    seen = stream(draw, 80, 240, seed=1)
+    fit = watched(Counter(seen.finished), Counter(seen.running), 32_768).fit()
+    assert fit is not None
+    shape = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=32_768)
+    assert moment(shape, 1) > 1.2 * MEAN_TOKENS
+
+
+def test_too_few_say_nothing() -> None:
+    assert length_estimate([], [100] * 80, 32_768) is None
+    assert length_estimate([10, 12], [100] * 80, 32_768) is None
+    with pytest.raises(PlanError, match="running lengths: -3 tokens found"):
+        length_estimate([10], [-3], 100)
+
+
+def test_the_fit_is_the_textbook_one_where_all_ended() -> None:
+    # Logs of 1, e^2: the likeliest mu is their mean, sigma^2 their mean square distance.
+    fit = log_normal_fit([(100, 3), (400, 3)], [])
+    assert fit is not None
+    # ln 100 = 4.6052, ln 400 = 5.9915: mean 5.2983, sigma 0.6931; var mu = sigma^2 / 6, and
+    # var sigma = sigma^2 / 12.
+    assert fit.mu == pytest.approx(5.2983, abs=1e-4)
+    assert fit.sigma == pytest.approx(0.6931, abs=1e-4)
+    assert fit.covariance[0] == pytest.approx(0.6931**2 / 6, rel=1e-3)
+    assert fit.covariance[2] == pytest.approx(0.6931**2 / 12, rel=1e-3)
+    assert log_normal_fit([(100, 9)], []) is None
+
+
+def test_a_tail_that_nothing_bounds_is_cut_at_the_limit() -> None:
+    # Seven of one or two tokens, 80 at 30,000: a spread that no log-normal of text has.
+    found = estimated([1, 1, 1, 2, 2, 2, 2], [30_000] * 80, 32_768)
+    assert 25_000 < found.mean_tokens < 32_768
+
+
+def test_a_prior_gives_way_as_completions_come_in() -> None:
+    prior = output_lengths(2000, 1.2, 32_768, "run file", mean_relative_error=0.1)
+
+    def estimate(error: float, mean: float = 2400) -> LengthEstimate:
+        return LengthEstimate(
+            mean_tokens=mean, mean_relative_error=error, cv=1.0, at_limit_fraction=0.01,
+            finished=100, running=80,
+        )  # fmt: skip
+
+    # Equally sure: halfway in the logarithm, root(2,000 x 2,400) = 2,191, and 0.1 / root 2.
+    even = updated_lengths(prior, estimate(0.1), "run file and 100 completions").summary
+    assert even.mean_tokens == pytest.approx(2191, abs=1)
+    assert even.mean_relative_error == pytest.approx(0.0707, abs=1e-4)
+    sure = updated_lengths(prior, estimate(0.01), "").summary
+    assert sure.mean_tokens == pytest.approx(2400, rel=0.003)
+    # Twice the prior: the prior is wrong, not unsure.
+    contradicted = updated_lengths(prior, estimate(0.1, mean=4000), "").summary
+    assert contradicted.mean_tokens == pytest.approx(4000, rel=0.02)

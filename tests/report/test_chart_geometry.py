@@ -1,0 +1,122 @@
+"""Where marks stand on a chart, worked out by hand."""
+
+import pytest
+
+from pipeline.report.chart_geometry import (
+    axis_ticks,
+    band_bar,
+    bar_scale,
+    line_chart,
+    rate_at,
+    stacked_segments,
+)
+from schemas.estimate import Band, RateCurve, RatePoint
+from schemas.plan import BudgetRow
+
+
+def curve(*points: tuple[int, float], mtp: bool = False) -> RateCurve:
+    return RateCurve(
+        mtp=mtp,
+        cap_requests=points[-1][0] if points else 0,
+        points=tuple(RatePoint(running_requests=x, tokens_per_s=y) for x, y in points),
+    )
+
+
+def rows(*sizes: int) -> tuple[BudgetRow, ...]:
+    return tuple(BudgetRow(name=f"row {i}", bytes=size, note="") for i, size in enumerate(sizes))
+
+
+def test_bar_is_to_scale_from_zero() -> None:
+    bar = band_bar(Band(p10=5.0, p50=6.0, p90=8.0), 16.0)
+    assert (bar.low_percent, bar.middle_percent, bar.high_percent) == (31.25, 37.5, 50.0)
+
+
+def test_scale_ends_at_the_highest_unless_that_presses_the_others_flat() -> None:
+    def bands(*ends: float) -> list[Band]:
+        return [Band(p10=end / 2, p50=end / 1.5, p90=end) for end in ends]
+
+    assert bar_scale(bands(1.2, 2.9, 8.4)) == 8.4
+    assert bar_scale(bands(1.0, 2.0, 3.0, 110.0)) == 10.0  # the median is 2.5
+    assert bar_scale([]) == 0.0
+    far = band_bar(bands(110.0)[0], 10.0)
+    assert (far.low_percent, far.high_percent, far.beyond) == (100.0, 100.0, True)
+    assert not band_bar(bands(10.0)[0], 10.0).beyond
+
+
+def test_bar_on_an_empty_scale_has_no_length() -> None:
+    assert band_bar(Band(p10=0.0, p50=0.0, p90=0.0), 0.0).high_percent == 0.0
+
+
+def test_segments_fill_the_bar_and_a_row_below_zero_has_no_width() -> None:
+    widths = [segment.width_percent for segment in stacked_segments(rows(30, 50, 20, -10))]
+    assert widths == [30.0, 50.0, 20.0, 0.0]
+    assert stacked_segments(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("highest", "values"),
+    [
+        (91, [0, 20, 40, 60, 80, 100]),
+        (100, [0, 20, 40, 60, 80, 100]),
+        (1142.0, [0, 250, 500, 750, 1000, 1250]),
+        (297, [0, 100, 200, 300]),
+        (6, [0, 2, 4, 6]),
+        (0.9, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, [0]),
+    ],
+)
+def test_ticks_are_round_and_end_at_or_above_the_highest(
+    highest: float, values: list[float]
+) -> None:
+    ticks = axis_ticks(highest)
+    assert [tick.value for tick in ticks] == pytest.approx(values)
+    assert ticks[0].percent == 0.0
+    assert len(ticks) == 1 or ticks[-1].percent == 100.0
+
+
+def test_rate_lies_on_the_line_between_points_and_level_beyond_them() -> None:
+    line = curve((10, 100.0), (20, 180.0), (40, 220.0))
+    assert [rate_at(line, x) for x in (1, 10, 15, 20, 30, 40, 90)] == [
+        100.0, 100.0, 140.0, 180.0, 200.0, 220.0, 220.0,
+    ]  # fmt: skip
+
+
+def test_lines_share_axes_and_end_at_their_caps() -> None:
+    chart = line_chart(
+        (curve((1, 50.0), (100, 500.0)), curve((1, 90.0), (20, 300.0), mtp=True)), 60
+    )
+    plain, mtp = chart.lines
+    assert plain.points == "1,90 100,0"
+    assert mtp.points == "1,82 20,40"
+    assert (plain.cap.left_percent, plain.cap.bottom_percent) == (100.0, 100.0)
+    assert (mtp.cap.left_percent, mtp.cap.bottom_percent) == (20.0, 60.0)
+    assert (plain.cap.label_left, mtp.cap.label_left) == (True, False)
+    assert chart.break_even is not None
+    assert chart.break_even.percent == 60.0
+
+
+def test_axis_reaches_a_break_even_near_the_caps_and_leaves_out_a_far_one() -> None:
+    one = (curve((1, 50.0), (100, 500.0)),)
+    near, far, none = line_chart(one, 140), line_chart(one, 400), line_chart(one, None)
+    assert near.break_even is not None
+    assert near.x_ticks[-1].value == 150
+    assert near.break_even.percent == pytest.approx(93.33)
+    assert (far.break_even, far.x_ticks[-1].value) == (None, 100)
+    assert none.break_even is None
+
+
+def test_lower_of_two_caps_that_nearly_meet_is_named_beneath() -> None:
+    chart = line_chart(
+        (curve((1, 50.0), (48, 480.0)), curve((1, 90.0), (48, 450.0), mtp=True)), None
+    )
+    assert [line.label_above for line in chart.lines] == [True, False]
+    apart = line_chart(
+        (curve((1, 50.0), (48, 480.0)), curve((1, 90.0), (48, 200.0), mtp=True)), None
+    )
+    assert [line.label_above for line in apart.lines] == [True, True]
+
+
+def test_curve_without_points_is_left_out() -> None:
+    chart = line_chart((curve((1, 50.0), (8, 200.0)), curve(mtp=True)), None)
+    assert [line.mtp for line in chart.lines] == [False]
+    assert line_chart((), 12).lines == ()

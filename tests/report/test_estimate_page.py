@@ -1,0 +1,259 @@
+"""The estimate's page: its figures are those of the JSON, it asks for nothing, it fits a phone."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.planner.estimate.output import estimate_json
+from pipeline.report.estimate_page import estimate_page, other_assumptions
+from schemas.estimate import Band, RunEstimate
+from tests.fakes.example_estimate import EXAMPLE
+from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
+
+PHONE, DESK = 375, 1280
+HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
+
+
+def at(values: Any, path: str) -> Any:  # noqa: ANN401  # any JSON value
+    for key in path.split("."):
+        values = values[int(key)] if isinstance(values, list) else values[key]
+    return values
+
+
+def value_of(figure: Figure, estimate: dict[str, Any]) -> float:
+    options = {option["option"]: option for option in estimate["options"]}
+    value = at(estimate if figure.option is None else options[figure.option], figure.path)
+    assert isinstance(value, (int, float)), figure
+    return value
+
+
+def assert_shows(figure: Figure, value: float) -> None:
+    """The text is the value: to two significant digits where it is unsure, else to its last."""
+    numbers = re.findall(r"-?[\d,]*\.?\d+", figure.text)
+    assert len(numbers) == 1, figure
+    shown = float(numbers[0].replace(",", "")) / (100 if "%" in figure.text else 1)
+    decimals = len(numbers[0].partition(".")[2]) + (2 if "%" in figure.text else 0)
+    unsure = figure.path.endswith(("p10", "p50", "p90", "preemption_usd"))
+    digit = 10 ** (math.floor(math.log10(value)) - 1) if unsure else 10**-decimals
+    assert abs(shown - value) <= digit / 2 * 1.000001, (figure, value)
+
+
+def assert_figures_are_those_of_the_json(figures: Iterable[Figure], estimate: RunEstimate) -> None:
+    values = estimate_json(estimate)
+    figures = list(figures)
+    for figure in figures:
+        assert_shows(figure, value_of(figure, values))
+    found = {(figure.option, figure.path) for figure in figures}
+    assert not must_be_shown(values) - found
+
+
+def must_be_shown(values: dict[str, Any]) -> set[tuple[str | None, str]]:
+    wanted: set[tuple[str | None, str]] = {
+        (None, "num_completions"),
+        (None, "output_lengths.mean_tokens"),
+        (None, "prompt_lengths.mean_tokens"),
+        *((None, f"assumptions.{i}.variance_share") for i in range(len(values["assumptions"]))),
+    }
+    bands = ("p10", "p50", "p90")
+    for option in values["options"]:
+        paths = [f"{name}.{p}" for name in ("days", "tokens_per_s", "gpu_hours") for p in bands]
+        for i in range(len(option["bills"])):
+            paths += [f"bills.{i}.usd.{p}" for p in bands]
+            paths += [f"bills.{i}.usd_per_million_tokens.{p}" for p in bands]
+            paths += [f"bills.{i}.price.usd_per_gpu_hour"]
+        for i, plan in enumerate(option["plans"]):
+            paths += [f"plans.{i}.tokens_per_s_per_gpu.{p}" for p in bands]
+            paths += [f"plans.{i}.{name}" for name in ("tp_size", "replicas", "cap_requests")]
+            paths += [f"plans.{i}.{name}" for name in ("running_requests", "break_even_requests")]
+            paths += [f"plans.{i}.budget.{row}.gib" for row in range(len(plan["budget"]))]
+        wanted |= {(option["option"], path) for path in paths}
+    return wanted
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return estimate_page(EXAMPLE)
+
+
+def test_figures_in_the_markup_are_those_of_the_json(page: str) -> None:
+    assert_figures_are_those_of_the_json(parsed(page).figures, EXAMPLE)
+
+
+def test_a_figure_that_differs_is_found(page: str) -> None:
+    """The check above can fail: one wrong digit on the page, or one figure that is not there."""
+    wrong = page.replace(">0.90<", ">0.91<")
+    assert wrong != page
+    with pytest.raises(AssertionError):
+        assert_figures_are_those_of_the_json(parsed(wrong).figures, EXAMPLE)
+    less = [figure for figure in parsed(page).figures if figure.path != "days.p90"]
+    with pytest.raises(AssertionError):
+        assert_figures_are_those_of_the_json(less, EXAMPLE)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
+    page: str, tmp_path: Path
+) -> None:
+    hostile = estimate_page(replace(EXAMPLE, model=HOSTILE))
+    wide = page.replace("<h1>", '<h1 style="width:400px">')
+    phone, desk, attacked, too_wide = browsed(
+        [(page, PHONE), (page, DESK), (hostile, PHONE), (wide, PHONE)], tmp_path
+    )
+
+    for frame, width in ((phone, PHONE), (desk, DESK), (attacked, PHONE)):
+        assert frame["inner_width"] == width
+        assert frame["scroll_width"] <= width
+        assert frame["requests"] == []
+        assert frame["scripts"] == 0
+        assert all(item["shown"] for item in frame["figures"])
+        assert_figures_are_those_of_the_json(
+            [
+                Figure(option=item["option"], path=item["path"], text=item["text"])
+                for item in frame["figures"]
+            ],
+            EXAMPLE,
+        )
+        assert_bars_are_to_scale(frame["bars"])
+    assert too_wide["scroll_width"] > PHONE
+    assert attacked["title"] == f"Estimate: {HOSTILE}"
+
+
+def assert_bars_are_to_scale(bars: list[dict[str, Any]]) -> None:
+    """Each end of each bar stands where its figure does, days on one scale and dollars on one."""
+    values = estimate_json(EXAMPLE)
+    options = {option["option"]: option for option in values["options"]}
+    most_days = max(option["days"]["p90"] for option in values["options"])
+    most_usd = max(b["usd"]["p90"] for option in values["options"] for b in option["bills"])
+    assert len(bars) == sum(1 + len(option["bills"]) for option in values["options"])
+    for bar in bars:
+        band = at(options[bar["option"]], bar["path"])
+        whole = most_days if bar["path"] == "days" else most_usd
+        assert bar["solid"] == pytest.approx([0, band["p10"] / whole], abs=0.005)
+        assert bar["band"] == pytest.approx([band["p10"] / whole, band["p90"] / whole], abs=0.005)
+        assert sum(bar["tick"]) / 2 == pytest.approx(band["p50"] / whole, abs=0.005)
+
+
+def test_nothing_on_the_page_is_loaded(page: str) -> None:
+    elements = parsed(page).elements
+    assert not {e.tag for e in elements} & {"script", "img", "iframe", "object", "embed", "base"}
+    asked = [e.attributes[a] for e in elements for a in ("src", "href") if a in e.attributes]
+    assert asked == ["data:,"]
+    assert "url(" not in page
+    assert "@import" not in page
+    policy = next(e for e in elements if "http-equiv" in e.attributes)
+    assert policy.attributes["content"].startswith("default-src 'none'")
+
+
+def test_texts_are_escaped_wherever_they_come_from() -> None:
+    first = EXAMPLE.options[0]
+    plan = first.plans[0]
+    row = replace(plan.budget[1], name=HOSTILE, note=HOSTILE)
+    hostile_plan = replace(plan, budget=(row,), argv=(HOSTILE,), limited_by=HOSTILE)
+    bill = replace(first.bills[0], price=replace(first.bills[0].price, source=HOSTILE))
+    option = replace(
+        first, option=HOSTILE, plans=(hostile_plan,), warnings=(HOSTILE,), bills=(bill,)
+    )
+    assumption = replace(EXAMPLE.assumptions[0], name=HOSTILE, measure=HOSTILE)
+    hostile = replace(
+        EXAMPLE,
+        model=HOSTILE,
+        options=(option,),
+        unfit=(replace(EXAMPLE.unfit[0], reason=HOSTILE),),
+        assumptions=(assumption,),
+    )
+    reading = parsed(estimate_page(hostile))
+    assert not [e for e in reading.elements if e.tag in ("script", "img")]
+    assert not [e for e in reading.elements if "onerror" in e.attributes]
+    assert reading.text.count("onerror=alert(1)") >= 9
+    assert_figures_are_those_of_the_json(reading.figures, hostile)
+
+
+def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
+    reading = parsed(page)
+    marks = [e for e in reading.elements if e.tag == "mark"]
+    assert len(marks) == 4  # two spot prices, each beside its bar and in the table of prices
+    assert "8 x L4 TP 8 is the least that holds the weights" in reading.text
+    assert "the KV pool is outgrown in more than one of 100 moments" in reading.text
+    assert "host: 3 physical cores a GPU" in reading.text
+    for item in EXAMPLE.assumptions:
+        assert f"Narrowed by {item.measure}" in reading.text
+
+
+def test_cheapest_and_fastest_are_told_apart_where_they_differ() -> None:
+    slow_first = replace(EXAMPLE, options=EXAMPLE.options[::-1])
+    text = parsed(estimate_page(slow_first)).text
+    assert "Cheapest a token 4 x RTX PRO 6000 Blackwell 6.1 days" in text
+    assert "Fastest 7 x B200 0.90 days" in text
+    assert "Cheapest a token, and fastest 7 x B200" in parsed(estimate_page(EXAMPLE)).text
+
+
+def test_page_of_options_without_prices_has_no_dollars() -> None:
+    free = replace(EXAMPLE, options=(replace(EXAMPLE.options[0], bills=()),))
+    reading = parsed(estimate_page(free))
+    assert "$" not in reading.text
+    assert "No price is known" in reading.text
+
+
+def test_page_of_a_model_that_runs_nowhere_keeps_the_reasons() -> None:
+    reading = parsed(estimate_page(replace(EXAMPLE, options=(), assumptions=())))
+    assert "No option runs this model." in reading.text
+    assert "8 x L4" in reading.text
+
+
+def test_only_the_first_options_of_many_are_open() -> None:
+    many = tuple(replace(EXAMPLE.options[0], option=f"{n} x B200") for n in range(1, 8))
+    reading = parsed(estimate_page(replace(EXAMPLE, options=many)))
+    folded = [e for e in reading.elements if e.attributes.get("class") == "option"]
+    assert ["open" in e.attributes for e in folded] == [True] * 3 + [False] * 4
+
+
+def test_bar_beyond_the_scale_is_marked_and_the_key_says_so() -> None:
+    far = replace(EXAMPLE.options[0], option="1 x L4", days=Band(p10=90.0, p50=120.0, p90=200.0))
+    page = estimate_page(replace(EXAMPLE, options=(*EXAMPLE.options, far)))
+    assert page.count('class="bar days beyond"') == 1
+    assert "goes on beyond the scale" in page
+    assert "goes on beyond the scale" not in estimate_page(EXAMPLE)
+
+
+def test_launch_line_is_quoted_for_a_shell() -> None:
+    first = EXAMPLE.options[0]
+    plan = replace(first.plans[0], argv=("python", "--json-model-override-args", '{"a": 1}'))
+    text = parsed(estimate_page(replace(EXAMPLE, options=(replace(first, plans=(plan,)),)))).text
+    assert "python --json-model-override-args '{\"a\": 1}'" in text
+
+
+def test_mtp_plan_shows_its_draft_tokens_and_verify_states() -> None:
+    first = EXAMPLE.options[0]
+    states = replace(first.plans[0].budget[2], name="verify states")
+    plan = replace(
+        first.plans[0], mtp=True, num_draft_tokens=4, running_requests=44.5, budget=(states,)
+    )
+    run = replace(EXAMPLE, options=(replace(first, plans=(plan,)),))
+    reading = parsed(estimate_page(run))
+    assert "MTP on, 4 draft tokens" in reading.text
+    assert "MTP on (the plan): at most 48 requests" in reading.text
+    assert_figures_are_those_of_the_json(reading.figures, run)
+
+
+def test_other_assumptions_stand_once_with_the_options_that_make_them() -> None:
+    first, second, third = EXAMPLE.options
+    own = replace(EXAMPLE.assumptions[1], value="x 0.6-1.7", variance_share=0.5)
+    lighter = replace(first.assumptions[3], variance_share=0.02)
+    run = replace(
+        EXAMPLE,
+        options=(
+            first,
+            replace(second, assumptions=(own, lighter)),
+            replace(third, assumptions=(lighter,)),
+        ),
+    )
+    heavy, availability, release = other_assumptions(run)
+    assert (heavy.assumption.value, heavy.options) == ("x 0.6-1.7", (second.option,))
+    assert availability.options == (first.option, second.option, third.option)
+    assert (availability.lowest_share, availability.highest_share) == (0.02, 0.06)
+    assert release.options == (first.option,)

@@ -1,0 +1,436 @@
+"""The report's page: its figures are the status's and the parts', it asks for nothing, it fits."""
+
+import json
+import re
+import tracemalloc
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.report import main
+from jobs.status import as_json as status_json
+from pipeline.dataset.history import read_history
+from pipeline.dataset.parts import (
+    RUN_FILE_COPY,
+    begin_session,
+    list_engine,
+    publish,
+    read_manifest,
+    stage_part,
+)
+from pipeline.live.estimate import folder_update
+from pipeline.live.log import READINGS_FILE
+from pipeline.planner.estimate.figures import duration
+from pipeline.report.page import report_page
+from pipeline.report.report import Report, report_json, run_report
+from pipeline.report.rows import RowFigures
+from pipeline.report.spending import Spending
+from pipeline.report.status import run_status
+from pipeline.store import lock
+from pipeline.store.folder import LocalFolder
+from pipeline.store.journal import append_events, event_of
+from schemas.completion import Completion
+from schemas.manifest import EngineRun
+from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
+from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
+
+PHONE, DESK = 375, 1280
+HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> LocalFolder:
+    folder = LocalFolder(tmp_path_factory.mktemp("run") / "out")
+    write_example_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: LocalFolder) -> Report:
+    return run_report(folder, now_s=BEGAN_AT_S + 7230, state="running")
+
+
+def at(values: Any, path: str) -> Any:  # noqa: ANN401  # any JSON value
+    for key in path.split("."):
+        values = values[int(key)] if isinstance(values, list | tuple) else values[key]
+    return values
+
+
+def assert_figures_are_those_of(figures: Iterable[Figure], values: dict[str, Any]) -> None:
+    """Each text is its value, to the digits that it shows, at least two."""
+    shown = 0
+    for figure in figures:
+        value = at(values, figure.path)
+        number = re.fullmatch(r"-?([\d,]*\.?\d+)( %)?", figure.text.strip())
+        assert number, figure
+        text = number[1]
+        found = float(text.replace(",", "")) / (100 if number[2] else 1)
+        decimals = len(text.partition(".")[2]) + (2 if number[2] else 0)
+        two_digits = 0.05 * abs(value) if not number[2] else 0.0
+        exact = isinstance(value, int)
+        slack = 0.0 if exact else max(0.5 * 10**-decimals, two_digits)
+        assert abs(found - value) <= slack * 1.000001, (figure, value)
+        shown += 1
+    assert shown > 50
+
+
+def test_page_says_what_the_status_and_the_parts_say(folder: LocalFolder, report: Report) -> None:
+    page = report_page(report)
+    values = json.loads(json.dumps(report_json(report)))
+    reading = parsed(page)
+    assert_figures_are_those_of(reading.figures, values)
+    status = replace(run_status(folder, now_s=BEGAN_AT_S + 7230), state="running")
+    for name, value in status_json(status).items():
+        if name != "failed":
+            # The status of a folder without a driver tells of no workers.
+            assert values["status"][name] == json.loads(json.dumps(value)), name
+    paths = {figure.path for figure in reading.figures}
+    assert {"status.rows_done", "status.completion_tokens", "spending.usd_to_go.p90"} <= paths
+    assert {"limit_tokens", "reasoning.p95_tokens", "flags.1.share", "plan.3.measured"} <= paths
+    assert duration(report.figures.elapsed_s) in reading.text
+
+
+def test_sums_are_those_of_the_published_rows(folder: LocalFolder, report: Report) -> None:
+    rows = [row for f in folder.path("data").iterdir() for row in pq.read_table(f).to_pylist()]
+    turns = [turn for row in rows for turn in row["turns"]]
+    found = report.figures
+    assert found.num_turns == len(turns)
+    assert found.num_cut == sum(turn["finish_reason"] == "length" for turn in turns)
+    mean = sum(turn["completion_tokens"] for turn in turns) / len(turns)
+    assert found.completion.mean_tokens == pytest.approx(mean, rel=0.005)
+    assert found.reasoning.most_tokens == pytest.approx(
+        max(turn["reasoning_tokens"] for turn in turns), rel=0.005
+    )
+    took = sorted((row["finished_at"] - row["started_at"]).total_seconds() for row in rows)
+    assert [row.duration_s for row in found.slowest] == took[::-1][:10]
+    flagged = [flag for row in rows for flag in row["flags"]]
+    assert {flag.name: flag.rows for flag in found.flags} == {
+        name: flagged.count(name) for name in set(flagged)
+    }
+    by_kind = dict(report.categories)
+    for kind, count in by_kind.items():
+        mine = [row for row in rows if row["category"] == kind]
+        assert count.num_rows == len(mine)
+        assert count.num_flagged == sum(bool(row["flags"]) for row in mine)
+    for engine in found.engines:
+        mine = [row for row in rows if row["worker_id"].partition("r")[0] == engine.name]
+        assert engine.rows == len(mine)
+
+
+def test_starved_engine_stands_there_with_what_it_is_short_of(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder)
+    live = json.loads(folder.read("live.json"))
+    live["workers"][1]["starved"] = "31 of 40 state slots are <taken>"
+    folder.write_whole("live.json", json.dumps(live).encode())
+    lock.acquire(folder, lock.this_process(), lambda _: None)
+    report = run_report(folder, now_s=BEGAN_AT_S + 7230)
+    told = [engine.starved for engine in report.figures.engines]
+    assert told == [None, "31 of 40 state slots are <taken>", None]
+    assert "starved: 31 of 40 state slots are &lt;taken&gt;" in report_page(report)
+
+
+def test_bars_stand_for_all_turns_and_the_limit_where_it_is(report: Report) -> None:
+    (_, _, reasoning), (_, _, answer) = report.histograms
+    for histogram in (reasoning, answer):
+        assert sum(bar.count for bar in histogram.bars) == report.figures.num_turns
+        assert histogram.limit is not None
+        end = histogram.x_ticks[-1].value
+        assert histogram.limit.percent == pytest.approx(100 * LIMIT / end, abs=0.01)
+        for bar in histogram.bars:
+            assert bar.left_percent == pytest.approx(100 * bar.low / end, abs=0.01)
+
+
+def test_time_line_shows_restart_and_step_where_they_were(report: Report) -> None:
+    lanes = {lane.name: lane.marks for lane in report.lanes}
+    assert [left for left, _ in lanes["lost or drained"]] == [pytest.approx(49.8, abs=0.2)]
+    assert [left for left, _ in lanes["stepped down"]] == [pytest.approx(50.8, abs=0.2)]
+    assert len(lanes["engines ready"]) == 4
+    second = report.figures.engines[1]
+    assert (second.name, second.restarts, second.step_downs) == ("w1", 1, 1)
+    assert second.cap_requests == 32
+    assert second.running_requests is not None
+    assert 0.9 * 32 < second.running_requests < 32
+
+
+def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
+    spending = report.figures.spending
+    assert isinstance(spending, Spending)
+    # 7,230 s on 3 cards at $4.20: 6.025 GPU-hours.
+    assert spending.gpu_hours == pytest.approx(7230 / 3600 * 3)
+    assert spending.usd_so_far == pytest.approx(25.305)
+    left = report.figures.time_left_s
+    assert left is not None
+    assert spending.usd_to_go is not None
+    assert spending.usd_to_go.p50 == pytest.approx(left.p50 / 3600 * 3 * 4.2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "shown"),
+    [
+        ([{"gpu": "b200"}], "list price ("),
+        ([], "w0 has not told its card, and the run file's hardware names none"),
+    ],
+)
+def test_page_says_whose_price_it_is_or_why_there_is_none(
+    tmp_path: Path, hardware: list[dict[str, object]], shown: str
+) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    config = json.loads(folder.read(RUN_FILE_COPY)) | {"hardware": hardware}
+    folder.write_whole(RUN_FILE_COPY, json.dumps(config).encode())
+    text = parsed(report_page(run_report(folder, now_s=now_s))).text
+    assert shown in text
+    assert "your own price" not in text
+
+
+def test_card_that_the_readings_name_is_the_one_that_costs(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    first, *others = folder.read(READINGS_FILE).splitlines()
+    run = json.loads(first) | {"cards": {"w0": "H200", "w1r1": "H200", "w2": "B200"}}
+    folder.write_whole(READINGS_FILE, b"\n".join([json.dumps(run).encode(), *others]) + b"\n")
+    report = run_report(folder, now_s=now_s)
+    assert isinstance(report.figures.spending, Spending)
+    bought = [(card.gpu, card.num_gpus) for card in report.figures.spending.cards]
+    assert bought == [("B200", 1), ("H200", 2)]
+    page = parsed(report_page(report))
+    assert_figures_are_those_of(page.figures, json.loads(json.dumps(report_json(report))))
+
+
+def test_time_left_is_open_rows_over_the_rate(report: Report) -> None:
+    # 8 rows every 120 s; 520 of 1000 are open: 7,800 s.
+    left = report.figures.time_left_s
+    assert left is not None
+    assert left.p50 == pytest.approx(7800, rel=0.1)
+    assert left.p10 < left.p50 < left.p90
+
+
+def test_the_coordinators_own_word_comes_first(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    live = json.loads(folder.read("live.json"))
+    live["days_left"] = {"p10": 0.5, "p50": 1.0, "p90": 2.0}
+    folder.write_whole("live.json", json.dumps(live).encode())
+    left = run_report(folder, now_s=now_s, state="running").figures.time_left_s
+    assert left is not None
+    assert (left.p10, left.p50, left.p90) == (43_200, 86_400, 172_800)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
+    report: Report, tmp_path: Path
+) -> None:
+    page, hostile = report_page(report), report_page(replace(report, model=HOSTILE))
+    phone, desk, attacked = browsed([(page, PHONE), (page, DESK), (hostile, PHONE)], tmp_path)
+    values = json.loads(json.dumps(report_json(report)))
+    for frame, width in ((phone, PHONE), (desk, DESK), (attacked, PHONE)):
+        assert frame["inner_width"] == width
+        assert frame["scroll_width"] <= width
+        assert frame["requests"] == []
+        assert frame["scripts"] == 0
+        assert all(item["shown"] for item in frame["figures"])
+        assert_figures_are_those_of(
+            [Figure(option=None, path=i["path"], text=i["text"]) for i in frame["figures"]], values
+        )
+    assert attacked["title"] == f"Run: {HOSTILE}"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_long_plan_beside_them_leaves_headings_whole(report: Report, tmp_path: Path) -> None:
+    plan = " ".join(["--mem-fraction-static 0.91"] * 12)
+    engines = tuple(replace(engine, plan=plan) for engine in report.figures.engines)
+    page = report_page(replace(report, figures=replace(report.figures, engines=engines)))
+    for frame in browsed([(page, DESK), (page, 760), (page, PHONE)], tmp_path):
+        assert frame["broken_headings"] == []
+        assert frame["scroll_width"] <= frame["inner_width"]
+
+
+def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    folder.remove(READINGS_FILE)
+    for number, cap in enumerate((24, 20, 12)):
+        list_engine(folder, engine_run(f"w{number}", 99))
+        list_engine(folder, engine_run(f"w{number}r1", cap))
+    found = run_report(folder, now_s=BEGAN_AT_S + 700, state="running")
+    assert "cap 56 last" in parsed(report_page(found)).text
+    (row,) = [row for row in found.figures.plan if row.name.startswith("requests in an engine")]
+    assert row.planned == pytest.approx(56 / 3)
+
+
+def engine_run(worker_id: str, cap: int) -> EngineRun:
+    return EngineRun(
+        worker_id=worker_id, engine="sglang", release="0.5.23", plan="--tp-size 1",
+        max_running_requests=cap, ready_at_s=BEGAN_AT_S + 10,
+    )  # fmt: skip
+
+
+def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    event = {"kind": HOSTILE, "at_s": now_s, "worker": HOSTILE, "text": HOSTILE}
+    folder.append_line("events.jsonl", json.dumps(event).encode() + b"\n")
+    report = run_report(folder, now_s=now_s)
+    slow = replace(report.figures.slowest[0], row_id=HOSTILE, worker_id=HOSTILE)
+    hostile = replace(report, figures=replace(report.figures, slowest=(slow,)))
+    reading = parsed(report_page(hostile))
+    tags = {element.tag for element in reading.elements}
+    assert not tags & {"script", "img", "iframe", "object", "embed", "base"}
+    assert reading.text.count("onerror=alert(1)") >= 3
+    asked = [
+        e.attributes[a] for e in reading.elements for a in ("src", "href") if a in e.attributes
+    ]
+    assert asked == ["data:,"]
+
+
+def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=12, state="stopped")
+    for name in (READINGS_FILE, RUN_FILE_COPY, "events.jsonl", "live.json"):
+        folder.remove(name)
+    report = run_report(folder, now_s=now_s + 9e6)
+    text = parsed(report_page(report)).text
+    assert report.figures.status.state == "interrupted"
+    # It stands still: its time ends with its last part.
+    assert report.span_s == pytest.approx(12 * 120)
+    assert "by what was published" in text
+    assert "rows between their first request and their end" in text
+    assert "the folder has no copy of the run file" in text
+
+
+def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=4, rows_a_part=500)
+    rows = RowFigures()
+    rows.read(folder, folder.names("data")[:1])
+    tracemalloc.start()
+    rows.read(folder, folder.names("data"))
+    history = read_history(folder)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows.num_rows == 2000
+    assert sum(part.num_rows for part in history.parts.values()) == 2000
+    # Ids and hashes alone would be 250 KB; counts of lengths are what is left.
+    assert kept_bytes < 200_000
+
+
+def test_history_counts_as_the_manifest_does(folder: LocalFolder) -> None:
+    history, manifest = read_history(folder), read_manifest(folder)
+    assert history.rows_gained == manifest.rows_gained
+    assert history.failed == manifest.failed
+    assert history.canary == manifest.canary
+    assert [p.name for p in history.session_parts] == [p.name for p in manifest.session_parts]
+    for name, part in manifest.parts.items():
+        assert history.parts[name].num_rows == part.num_rows
+    assert len(history.canaries) == 2
+
+
+def test_rows_are_read_once(folder: LocalFolder) -> None:
+    rows = RowFigures()
+    first = run_report(folder, now_s=BEGAN_AT_S + 7230, rows=rows).figures
+    assert run_report(folder, now_s=BEGAN_AT_S + 7230, rows=rows).figures == first
+
+
+def test_command_writes_the_page_and_refuses_a_folder_without_a_run(
+    folder: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "page.html"
+    assert main([str(folder.root), "--html", str(target)]) == 0
+    assert parsed(target.read_text()).figures
+    assert main([str(folder.root), "--json"]) == 0
+    said = capsys.readouterr().out.removeprefix(f"{target}\n")
+    assert json.loads(said)["status"]["rows_done"] == 480
+    assert main([str(tmp_path)]) == 2
+    assert "no run here" in capsys.readouterr().err
+    assert main([str(folder.root), "--html", str(tmp_path / "no" / "page.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_error_rows_rows_without_counts_and_many_kinds_are_summed(
+    tmp_path: Path, completion: Callable[..., Completion]
+) -> None:
+    uncounted = replace(
+        completion("c").turns[0], completion_tokens=None, reasoning_tokens=None, prompt_tokens=None
+    )
+    rows = [
+        completion("a", carried={"kind": "x"}),
+        completion("b", error=True, carried={"kind": None}, flags=()),
+        completion("c", turns=(uncounted,), carried={"kind": "y"}, flags=("looping",)),
+    ]
+    figures, carried = RowFigures(), pa.schema([("kind", pa.string())])
+    figures.read(staged(tmp_path, "p.parquet", rows, carried), ["p.parquet", "gone.parquet"])
+    assert (figures.num_rows, figures.num_turns, figures.num_unreadable) == (3, 2, 1)
+    assert (figures.completion, figures.reasoning, figures.answer) == ({3: 1}, {1: 1}, {2: 1})
+    assert {name: count.num_rows for name, count in figures.categories.items()} == {
+        "x": 1, "(none)": 1, "y": 1
+    }  # fmt: skip
+    assert figures.categories["y"].flags == {"looping": 1}
+    many = [completion(f"m{n}", carried={"kind": f"k{n}"}) for n in range(20)]
+    figures.read(staged(tmp_path, "q.parquet", many, carried), ["q.parquet"])
+    assert (figures.category_column, figures.categories, figures.num_rows) == (None, {}, 23)
+
+
+def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) -> LocalFolder:
+    folder = LocalFolder(root)
+    for inner in ("staging", "data"):
+        folder.make(inner)
+    part = stage_part(folder, name, rows, run_id="r", carried_schema=carried, worker_id="w0")
+    publish(folder, part, now_s=1.0)
+    return folder
+
+
+def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    (first, second, *_, last) = list(folder.read_lines(READINGS_FILE))
+    lines = [first, second]
+    for number in range(50):
+        values = json.loads(last) | {"engine": f"w{number}", "tokens_per_s": 100.0 + number}
+        lines.append(json.dumps(values).encode())
+    folder.write_whole(READINGS_FILE, b"\n".join(lines) + b"\n")
+    report = run_report(folder, now_s=now_s)
+    assert report.engine_chart is not None
+    drawn = {line.name: line.last for line in report.engine_chart.lines}
+    assert drawn == {"fastest engine": 149.0, "middle": 124.0, "slowest engine": 100.0}
+    assert report.rate_chart.lines[0].last == sum(range(100, 150))
+    assert "and 10 more" in parsed(report_page(report)).text
+
+
+def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    session = replace(read_manifest(folder).sessions[0], session_id="s2", started_at_s=now_s + 100)
+    begin_session(folder, session)
+    lines = [f"event=engine_ready worker=w{n}" for n in range(3)]
+    events = [event_of(line, now_s=now_s + 110) for line in lines]
+    append_events(folder, [event for event in events if event is not None])
+    found = run_report(folder, now_s=now_s + 200, state="running").figures
+    assert [engine.restarts for engine in found.engines] == [0, 1, 0]
+
+
+def test_plan_table_holds_the_dry_run_against_the_readings(
+    report: Report, folder: LocalFolder, tmp_path: Path
+) -> None:
+    planned = {row.name: row for row in report.figures.plan}
+    update = folder_update(folder, today=date(2026, 9, 21))
+    (group,) = update.groups
+    assert group.expected_tokens_per_s is not None
+    rate = planned[f"tokens/s, {group.name}"]
+    assert rate.planned == pytest.approx(group.expected_tokens_per_s.p50)
+    # 45 + 30 + 45 requests at 25.5 tokens/s each, and one engine down for a time.
+    assert rate.measured == pytest.approx(group.tokens_per_s.p50)
+    assert 3000 < group.tokens_per_s.p50 < 3900
+    assert {"days left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
+    spoilt = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(spoilt, num_parts=6)
+    spoilt.write_whole(READINGS_FILE, b'{"record": "run", "began_at_s": 1.0, "run_file": {}}\n')
+    names = {row.name for row in run_report(spoilt, now_s=now_s).figures.plan}
+    assert "output tokens a turn" in names
+    assert not any(name.startswith("tokens/s") for name in names)

@@ -1,0 +1,198 @@
+"""The coordinator without Ray: when rows are handed out, who is asked back, what a crowd costs."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.dataset.done_rows import DoneRows
+from pipeline.dataset.parts import write_run
+from pipeline.run.coordinator import Coordinator
+from pipeline.store import lock
+from pipeline.store.folder import LocalFolder
+from schemas.config import RunFile
+from schemas.manifest import Part, RunIdentity, RunRecord
+from schemas.progress import WorkerReport
+from schemas.session import SessionPlan
+
+Build = Callable[..., Coordinator]
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Build:
+    """Of a run of so many rows in a fresh folder: `coordinator(100, engines=4, min_engines=2)`."""
+
+    def build(num_rows: int, *, engines: int, min_engines: int = 1) -> Coordinator:
+        config = RunFile.model_validate(
+            {
+                "prompts": {"path": "p.jsonl"},
+                "model": "m",
+                "engine": {"count": engines},
+                "cluster": {"min_engines": min_engines},
+                "output": {"folder": str(tmp_path)},
+            }
+        )
+        folder, holder = LocalFolder(tmp_path), lock.this_process()
+        lock.acquire(folder, holder, time.sleep)
+        identity = RunIdentity(settings={})
+        write_run(
+            folder, RunRecord(run_id="r", created_at_s=0, identity=identity, carried_schema="")
+        )
+        plan = SessionPlan(
+            root=str(tmp_path),
+            config=config,
+            run_id="r",
+            session_id="s",
+            token=holder.token,
+            frozen_name="f",
+            carried_schema="",
+            rows_error=0,
+        )
+        return Coordinator(plan, bytes(num_rows))
+
+    return build
+
+
+def report(worker_id: str, not_started: int) -> WorkerReport:
+    return WorkerReport(
+        worker_id=worker_id,
+        state="running",
+        engine="fake",
+        engine_release=None,
+        in_flight=0,
+        not_started=not_started,
+        backing_off=0,
+        unflushed=0,
+        requests=0,
+        interruptions=0,
+        restarts=0,
+        completion_tokens=0,
+        last_cause=None,
+    )
+
+
+def test_rows_are_handed_out_once_enough_engines_are_ready(coordinator: Build) -> None:
+    book = coordinator(1000, engines=3, min_engines=2)
+    assert book.poll()[0].engines_awaited == 2
+    assert book.lease("w0").lease is None
+    assert book.lease("w0").lease is None
+    assert book.poll()[0].engines_awaited == 1
+    assert book.lease("w1").lease is not None
+    assert book.lease("w0").lease is not None
+    assert book.poll()[0].engines_awaited == 0
+
+
+def test_engine_that_ended_is_awaited_again_until_rows_are_handed_out(coordinator: Build) -> None:
+    book = coordinator(1000, engines=3, min_engines=2)
+    book.lease("w0")
+    book.worker_ended("w0", None)
+    assert book.lease("w1").lease is None
+    assert book.lease("w2").lease is not None
+    book.worker_ended("w2", "its process died")
+    assert book.lease("w1").lease is not None
+
+
+def test_fullest_engine_is_asked_for_half_of_what_it_has_not_started(coordinator: Build) -> None:
+    book = coordinator(128, engines=3)
+    book.lease("w0")
+    book.lease("w1")
+    book.heartbeat(report("w0", 11))
+    book.heartbeat(report("w1", 40))
+    assert book.lease("w2").lease is None
+    assert book.heartbeat(report("w0", 11)).give_back_rows == 0
+    assert book.heartbeat(report("w1", 40)).give_back_rows == 20
+    book.heartbeat(report("w1", 0))
+    book.lease("w2")
+    assert book.heartbeat(report("w1", 0)).give_back_rows == 0
+    assert book.heartbeat(report("w0", 11)).give_back_rows == 6
+    book.worker_ended("w0", "lost")
+    book.lease("w2")
+    assert book.heartbeat(report("w1", 0)).give_back_rows == 0
+
+
+def test_late_part_of_an_engine_taken_for_dead_is_dropped(coordinator: Build) -> None:
+    book = coordinator(64, engines=2)
+    late = book.lease("w0").lease
+    assert late is not None
+    book.engine_lost("w0", "its node was cut off")
+    again = book.lease("w1").lease
+    assert again is not None
+    assert again.rows == late.rows
+    staged = LocalFolder(Path(book._plan.root))
+    for name, lease, published in (("late", late, False), ("good", again, True)):
+        staged.write_whole(f"staging/{name}", b"")
+        stale = book.publish(part(name, 64), [(lease.key, row) for row in lease.rows])
+        assert bool(stale) is not published
+    assert staged.names("data") == ["good"]
+    assert staged.names("staging") == []
+
+
+def part(name: str, num_rows: int) -> Part:
+    return Part(
+        name=name,
+        size_bytes=0,
+        row_ids=tuple(str(row) for row in range(num_rows)),
+        sample_indexes=(0,) * num_rows,
+        content_hashes=("",) * num_rows,
+        num_errors=0,
+        prompt_tokens=0,
+        completion_tokens=0,
+        worker_id="w0",
+    )
+
+
+def test_thousand_engines_that_ask_in_vain_do_not_hold_each_other_up(coordinator: Build) -> None:
+    book = coordinator(500 * 64, engines=1000)
+    for number in range(500):
+        book.lease(f"w{number}")
+        book.heartbeat(report(f"w{number}", 30))
+    began_s = time.perf_counter()
+    for number in range(2000):
+        assert book.lease(f"w{500 + number % 500}").lease is None
+    # What a thousand idle engines ask in one second; it takes 0.02 s on one core.
+    assert time.perf_counter() - began_s < 1.0
+
+
+def test_finding_what_is_done_takes_one_pass_over_the_input() -> None:
+    num_rows, batch_rows = 200_000, 250
+    ids = [f"row-{row:07d}" for row in range(num_rows)]
+    published = pa.array(ids[: num_rows // 2])
+    done = DoneRows(
+        row_ids=published,
+        sample_indexes=pa.array([0] * len(published), pa.int32()),
+        content_hashes=published,
+    )
+    arrays = [pa.array(ids[start : start + batch_rows]) for start in range(0, num_rows, batch_rows)]
+    states = bytearray(num_rows)
+    began_s = time.perf_counter()
+    marked = done.mark(((array, array) for array in arrays), states, samples=1, done=1)
+    assert marked == (num_rows // 2, None)
+    assert states == b"\1" * (num_rows // 2) + b"\0" * (num_rows // 2)
+    # One look-up for each of the 800 batches takes 10 s and more; this takes 0.05 s.
+    assert time.perf_counter() - began_s < 2.0
+
+
+def test_time_in_which_the_folder_did_not_answer_is_no_silence_of_the_workers(
+    coordinator: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = coordinator(64, engines=2)
+    clock_s = [1000.0]
+    monkeypatch.setattr("pipeline.run.coordinator.monotonic", lambda: clock_s[0])
+    lease = book.lease("w0").lease
+    assert lease is not None
+    book.heartbeat(report("w0", 0))
+
+    def long(*_: object, **__: object) -> None:
+        clock_s[0] += 500.0
+
+    book._folder.write_whole("staging/p", b"")
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.run.coordinator.publish", long)
+        book.publish(part("p", 64), [(lease.key, row) for row in lease.rows[:1]])
+    book.poll()
+    assert book.heartbeat(report("w0", 0)).leases_are_lost is False
+    clock_s[0] += 61.0
+    book.poll()
+    assert book.heartbeat(report("w0", 0)).leases_are_lost is True, "a worker that is silent"

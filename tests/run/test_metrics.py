@@ -1,0 +1,146 @@
+"""Metrics: the dashboard asks for names that are exported, and counters count what happened."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.util.metrics import Counter, Gauge
+
+from pipeline.dataset.history import read_history
+from pipeline.dataset.parts import LIVE_FILE
+from pipeline.report.status import run_status
+from pipeline.run.metrics import EXPORTED, METRICS, RunMetrics
+from pipeline.store import lock
+from pipeline.store.folder import LocalFolder
+from schemas.estimate import Band
+from schemas.manifest import Part
+from schemas.progress import Progress, WorkerReport
+from tests.fakes.example_run import write_example_run
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "jobs" / "deploy" / "grafana-dashboard.json"
+Told = list[tuple[str, float, dict[str, str]]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What is told to Ray, in order; a counter's step or a gauge's value."""
+    found: Told = []
+
+    def note(metric: Any, value: float, tags: dict[str, str]) -> None:  # noqa: ANN401
+        found.append((metric.info["name"].removeprefix("regenerate_"), value, tags))
+
+    monkeypatch.setattr(Counter, "inc", note)
+    monkeypatch.setattr(Gauge, "set", note)
+    return found
+
+
+def worker(worker_id: str, **values: int) -> WorkerReport:
+    counts = {
+        "in_flight": 0, "not_started": 0, "backing_off": 0, "unflushed": 0, "requests": 0,
+        "interruptions": 0, "restarts": 0, "completion_tokens": 0,
+    }  # fmt: skip
+    return WorkerReport(
+        worker_id=worker_id, state="running", engine="fake", engine_release=None, last_cause=None,
+        **(counts | values),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def progress(rows_done: int, *workers: WorkerReport) -> Progress:
+    return Progress(
+        session_id="s", updated_at_s=0.0, state="running", rows_total=100, rows_done=rows_done,
+        rows_failed=10, rows_error=0, completion_tokens=0, last_publish_s=90.0, leases_lost=0,
+        workers=workers,
+    )  # fmt: skip
+
+
+def values_of(told: Told, name: str) -> list[float]:
+    return [value for found, value, _ in told if found == name]
+
+
+def test_dashboard_asks_for_exported_names_alone() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [v["query"] for v in board["templating"]["list"] if v["type"] == "query"]
+    names = {name for query in asked for name in re.findall(r"\bray_\w+", query)}
+    assert names <= EXPORTED
+    # Each is looked at somewhere.
+    assert names == EXPORTED
+    tags = {metric.exported: metric.tag for metric in METRICS}
+    for query in asked:
+        for tag in re.findall(r"\bby \((\w+)\)", query):
+            assert {tags[name] for name in re.findall(r"\bray_\w+", query)} >= {tag}, query
+
+
+def test_dashboards_panels_do_not_overlap() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_part_is_counted_by_status_and_flag(told: Told) -> None:
+    part = Part(
+        name="p", size_bytes=0, row_ids=("a", "b", "c"), sample_indexes=(0, 0, 0),
+        content_hashes=("", "", ""), num_errors=1, prompt_tokens=9, completion_tokens=70,
+        worker_id="w0", flag_counts=(("looping", 2),),
+    )  # fmt: skip
+    RunMetrics(run_id="r").published(part)
+    assert told == [
+        ("rows", 2, {"status": "ok"}),
+        ("rows", 1, {"status": "error"}),
+        ("completion_tokens", 70, {}),
+        ("prompt_tokens", 9, {}),
+        ("flags", 2, {"flag": "looping"}),
+    ]
+
+
+def test_totals_of_workers_become_steps_and_one_that_left_has_none_in_flight(told: Told) -> None:
+    metrics = RunMetrics(run_id="r")
+    metrics.logged("event=step_down cause=pool change='x' worker=w1")
+    metrics.logged("event=engine_ready worker=w1")
+    metrics.tell(progress(0, worker("w0", interruptions=3), worker("w1", restarts=1)), now_s=100.0)
+    metrics.tell(progress(0, worker("w0", interruptions=5, in_flight=7)), now_s=102.0)
+    assert values_of(told, "retries") == [3, 2]
+    assert values_of(told, "restarts") == [1]
+    assert [v for n, v, t in told if n == "ladder_step" and t == {"worker": "w1"}] == [1]
+    assert told.count(("in_flight", 0, {"worker": "w1"})) == 2
+    assert ("in_flight", 7, {"worker": "w0"}) in told
+    assert values_of(told, "publish_lag_seconds") == [10.0, 12.0]
+
+
+def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
+    told: Told, tmp_path: Path
+) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    began = read_history(folder).sessions[-1]
+    left = Band(p10=0.25, p50=0.5, p90=1.5)
+    now = replace(progress(50), session_id=began.session_id, days_left=left)
+    folder.write_whole(LIVE_FILE, now.to_json().encode())
+    # A driver that lives: what it said last counts.
+    lock.acquire(folder, lock.this_process(), lambda _: None)
+    RunMetrics(run_id="r").tell(now, now_s=100.0)
+    status = run_status(folder, now_s=began.started_at_s + 100)
+    assert values_of(told, "eta_seconds") == [0.5 * 86_400] == [status.eta_s]
+    RunMetrics(run_id="r").tell(replace(now, rows_done=90), now_s=101.0)
+    assert values_of(told, "eta_seconds")[-1] == 0.0
+
+
+def test_eta_without_readings_is_open_rows_over_the_rate_of_the_last_minutes(told: Told) -> None:
+    metrics = RunMetrics(run_id="r")
+    for now_s, rows_done in ((0.0, 0), (100.0, 20), (1000.0, 20), (1100.0, 30)):
+        metrics.tell(progress(rows_done), now_s=now_s)
+    # 70 rows are open at 100 s: 5 s each. At 1000 s the window holds no row; at 1100 s 60 rows
+    # are open at 10 rows in 100 s.
+    assert values_of(told, "eta_seconds") == [350.0, 600.0]
+    metrics.tell(replace(progress(90), rows_failed=10), now_s=1101.0)
+    assert values_of(told, "eta_seconds")[-1] == 0.0
