@@ -5,23 +5,24 @@ Nothing is started and no GPU is needed. `--point` answers for one rate instead.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jobs.terminal import tell, unreadable
+from jobs.hardware_options import MAX_CARDS, groups_of, own_price, own_prices
+from jobs.terminal import read_text, tell, unreadable, write_text
 from pipeline.errors import ConfigError, PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
     from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
-    from pipeline.planner.rate.throughput import Rate
     from schemas.config import RunFile
+    from schemas.estimate import InputSize
+    from schemas.plan import Calibration
 
-_MOST_CARDS = 100_000  # more than anyone rents for one job; above it a count is a slip of the hand
 # More than any request or node holds; above it a figure is a slip of the hand.
 _MOST = {
     "running_requests": 1e7,
@@ -31,7 +32,11 @@ _MOST = {
     "num_gpus": 1e6,
 }
 
-_NOT_OF_A_RUN = ("set", "completions", "lengths_from", "model_config", "sglang_version", "html")
+# Options that --update-from does not take: the folder answers for them.
+_NOT_OF_A_RUN = (
+    *("set", "completions", "lengths_from", "calibration", "model_config", "sglang_version"),
+    "html",
+)
 
 _EXAMPLES = """\
 examples:
@@ -86,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
     add("--lengths-from", metavar="FOLDER", help="output lengths of a finished pilot")
     add("--update-from", metavar="FOLDER", help="what a running job has shown so far")
+    add("--calibration", action="append", type=Path, default=[], metavar="FILE",
+        help="a launch log's figures, as jobs.plan --save-calibration writes them")  # fmt: skip
     add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
     add("--sglang-version", metavar="X", help="release, image tag or build date")
     add("--json", action="store_true", help="print JSON")
@@ -125,35 +132,58 @@ def _estimated(options: argparse.Namespace) -> str:
     if options.html is not None:
         from pipeline.report.estimate_page import estimate_page
 
-        _write(options.html, estimate_page(estimate))
+        write_text(options.html, estimate_page(estimate))
     if options.json:
         return json.dumps(estimate_json(estimate), indent=1)
     return estimate_text(estimate)
 
 
 def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
-    from pipeline.dataset.lengths import expected_lengths, input_size, stated_prompts
-    from pipeline.run_file import estimate_query
+    from pipeline.dataset.lengths import expected_lengths
+    from pipeline.run_file import estimate_query, with_planner_settings
 
-    if options.completions is not None and options.completions < 1:
-        raise PlanError(f"--completions: found {options.completions}; it must be at least 1")
-    completions, prompts, longest = options.completions, None, None
-    if run.lengths.prompt_tokens_mean is not None:
-        prompts = stated_prompts(run.lengths.prompt_tokens_mean)
-    if completions is None or prompts is None:
-        size = input_size(run)
-        completions = completions or size.num_completions
-        prompts, longest = prompts or size.prompts, size.longest
+    run = with_planner_settings(
+        run, model_config_path=options.model_config, sglang_version=options.sglang_version
+    )
     return estimate_query(
         run,
-        num_completions=completions,
-        prompts=prompts,
-        lengths=expected_lengths(run, options.lengths_from),
+        _size(options, run),
+        expected_lengths(run, options.lengths_from),
         today=datetime.now(UTC).date(),
-        longest=longest,
-        model_config=options.model_config,
-        sglang_version=options.sglang_version,
+        calibrations=_calibrations(options),
     )
+
+
+def _size(options: argparse.Namespace, run: "RunFile") -> "InputSize":
+    """Return what is given; the input is read for the rest alone."""
+    from pipeline.dataset.lengths import input_size, stated_prompts
+    from schemas.estimate import InputSize
+
+    completions, mean_tokens = options.completions, run.lengths.prompt_tokens_mean
+    if completions is not None and completions < 1:
+        raise PlanError(f"--completions: found {completions}; it must be at least 1")
+    prompts = None if mean_tokens is None else stated_prompts(mean_tokens)
+    if completions is not None and prompts is not None:
+        return InputSize(num_completions=completions, prompts=prompts, longest=None)
+    size = input_size(run)
+    return replace(
+        size,
+        num_completions=completions or size.num_completions,
+        prompts=prompts or size.prompts,
+    )
+
+
+def _calibrations(options: argparse.Namespace) -> "dict[str, Calibration]":
+    """Read `--calibration` files by the name of the card that they were measured on."""
+    from pipeline.planner.sglang.calibration import calibration_from_text
+
+    calibrations = {}
+    for path in options.calibration:
+        calibration = calibration_from_text(read_text(path), str(path))
+        if calibration.gpu in calibrations:
+            raise PlanError(f"--calibration {path}: {calibration.gpu} has a calibration already")
+        calibrations[calibration.gpu] = calibration
+    return calibrations
 
 
 # --- hardware options -------------------------------------------------------------------------
@@ -163,18 +193,18 @@ def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedG
     from pipeline.planner.cards import gpu_keys
     from pipeline.run_file import configured_group
 
-    prices = _own_prices(options.price)
+    prices = own_prices(options.price)
     words = options.hardware
     if "all" in words:
-        if not 1 <= options.gpus <= _MOST_CARDS:
+        if not 1 <= options.gpus <= MAX_CARDS:
             raise PlanError(
-                f"--gpus: found {options.gpus}; it must be at least 1 and at most {_MOST_CARDS}"
+                f"--gpus: found {options.gpus}; it must be at least 1 and at most {MAX_CARDS}"
             )
         words = [word for word in words if word != "all"]
         words += [f"{key}:{options.gpus}" for key in gpu_keys()]
     if not words and not run.hardware:
         raise PlanError("name an option with --hardware GPU:COUNT, or list cards under hardware")
-    found = [_groups(word, prices) for word in words]
+    found = [groups_of(word, prices) for word in words]
     found = found or [(configured_group(entry, prices),) for entry in run.hardware]
     _check_differ(found, "--hardware" if words else f"{options.run_file}: hardware")
     _check_priced(options.price, found)
@@ -195,67 +225,16 @@ def _check_priced(texts: Sequence[str], found: "list[tuple[PricedGroup, ...]]") 
     """A price that no option asks for is a slip in the card's name."""
     cards = {group.hardware.gpu.name for groups in found for group in groups}
     for text in texts:
-        name = _own_price(text)[0]
+        name = own_price(text)[0]
         if name not in cards:
             raise PlanError(f"--price {text}: no option has {name}; they have {', '.join(cards)}")
-
-
-def _own_prices(texts: Sequence[str]) -> dict[str, tuple[float | None, float | None]]:
-    prices: dict[str, tuple[float | None, float | None]] = {}
-    for text in texts:
-        name, figures = _own_price(text)
-        if name in prices:
-            raise PlanError(f"--price {text}: {name} is priced twice")
-        prices[name] = figures
-    return prices
-
-
-def _own_price(text: str) -> tuple[str, tuple[float | None, float | None]]:
-    from pipeline.planner.cards import gpu_named
-
-    name, equals, figures = text.partition("=")
-    on_demand, _, spot = figures.partition("/")
-    try:
-        usd = float(on_demand) if on_demand else None
-        usd_spot = float(spot) if spot else None
-    except ValueError:
-        usd = usd_spot = None
-    known = [figure for figure in (usd, usd_spot) if figure is not None]
-    if not equals or not known or not all(0 <= figure < math.inf for figure in known):
-        raise PlanError(f"--price {text}: expected GPU=USD or GPU=USD/SPOT, for example b200=4.89")
-    return gpu_named(name).name, (usd, usd_spot)
-
-
-def _groups(
-    word: str, prices: dict[str, tuple[float | None, float | None]]
-) -> "tuple[PricedGroup, ...]":
-    return tuple(_group(part, word, prices) for part in word.split("+"))
-
-
-def _group(
-    text: str, word: str, prices: dict[str, tuple[float | None, float | None]]
-) -> "PricedGroup":
-    from pipeline.planner.cards import gpu_named
-    from pipeline.planner.estimate.estimate import PricedGroup
-    from pipeline.planner.rate.search import HardwareOption
-
-    name, _, count = text.strip().rpartition(":")
-    if not name or set(":,") & set(name) or not count.isdecimal() or int(count) < 1:
-        raise PlanError(f"--hardware {word}: expected GPU:COUNT, for example b200:7")
-    if int(count) > _MOST_CARDS:
-        raise PlanError(
-            f"--hardware {word}: found {count} cards; at most {_MOST_CARDS} were expected"
-        )
-    gpu = gpu_named(name)
-    usd, spot = prices.get(gpu.name, (None, None))
-    hardware = HardwareOption(gpu=gpu, count=int(count))
-    return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
 
 
 # --- one point --------------------------------------------------------------------------------
 
 
 def _point(options: argparse.Namespace) -> str:
+    from pipeline.planner.estimate.rate_output import point_json, point_text
     from pipeline.planner.rate.point import PointQuery, rate_at_point
 
     for name in ("model", "gpu", "running_requests", "input_tokens", "output_tokens"):
@@ -282,7 +261,7 @@ def _point(options: argparse.Namespace) -> str:
             sglang_version=options.sglang_version,
         )
     )
-    return json.dumps(_point_json(rate), indent=1) if options.json else _point_text(rate)
+    return json.dumps(point_json(rate), indent=1) if options.json else point_text(rate)
 
 
 def _check_point(options: argparse.Namespace) -> None:
@@ -296,45 +275,6 @@ def _check_point(options: argparse.Namespace) -> None:
         if given is not None:
             raise PlanError(f"--point: found {flag} {given}; one point takes no run file and "
                             "makes no page")  # fmt: skip
-
-
-def _point_json(rate: "Rate") -> dict[str, Any]:
-    step, band = rate.step, rate.tokens_per_s_per_gpu
-    return {
-        "running_requests_per_replica": rate.running_requests,
-        "step_s": step.step_s(),
-        "step_parts_s": {
-            "dense": step.dense_s,
-            "experts": step.experts_s,
-            "attention": step.attention_s,
-            "communication": step.communication_s,
-            "overhead": step.overhead_s,
-            "draft": step.draft_s,
-            "hand_over": step.hand_over_s,
-            "idle": step.idle_s,
-        },
-        "accept_length": rate.accept_length,
-        "prefill_share": rate.prefill_share,
-        "tokens_per_s_per_replica": rate.tokens_per_s,
-        "tokens_per_s_per_gpu": {"p10": band.p10, "p50": band.p50, "p90": band.p90},
-        "rate_class": rate.rate_class,
-        "log_sd": rate.log_sd,
-    }
-
-
-def _point_text(rate: "Rate") -> str:
-    from pipeline.planner.estimate.figures import milliseconds, span, step_parts, two_figures
-
-    band = rate.tokens_per_s_per_gpu
-    parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in step_parts(rate.step))
-    return "\n".join(
-        (
-            f"tokens/s a GPU  {two_figures(band.p50)} ({span(band)}, p10-p90)",
-            f"step            {milliseconds(rate.step.step_s())}: {parts}",
-            f"prefill         {rate.prefill_share:.0%} of device time",
-            f"band            {rate.rate_class}, log sd {rate.log_sd:.2f}",
-        )
-    )
 
 
 # --- a running job ----------------------------------------------------------------------------
@@ -368,17 +308,10 @@ def _hardware_of_the_run(options: argparse.Namespace) -> "tuple[PricedGroup, ...
     """The cards that it runs on, where they are named here."""
     if not options.hardware:
         return ()
-    prices = _own_prices(options.price)
+    prices = own_prices(options.price)
     if len(options.hardware) > 1 or options.hardware == ["all"]:
         raise PlanError("--update-from: a run is on one option: give --hardware once")
-    return _groups(options.hardware[0], prices)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror}") from error
+    return groups_of(options.hardware[0], prices)
 
 
 if __name__ == "__main__":

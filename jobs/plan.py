@@ -12,14 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.terminal import tell
+from jobs.terminal import read_text, tell, write_text
 from pipeline.errors import PipelineError, PlanError
-from schemas.units import GIB
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
     from pipeline.planner.memory.plan import RefusedPlan
-    from pipeline.planner.rate.ranking import Load, RatedSearch
     from pipeline.planner.rate.search import HardwareOption
     from schemas.config import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
@@ -197,7 +195,7 @@ def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str: 
     )
     from schemas.plan import LaunchPlan
 
-    found = readings(_text(options.calibrate_from))
+    found = readings(read_text(options.calibrate_from))
     if not isinstance(before, LaunchPlan):
         return _shown(before, options, {})
     calibration = calibration_of(
@@ -206,7 +204,7 @@ def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str: 
     off = differences(before, found)
     if options.save_calibration is not None:
         kept = json.dumps(calibration_json(calibration), indent=1)
-        _write(options.save_calibration, kept + "\n")
+        write_text(options.save_calibration, kept + "\n")
     after = planned(calibration)
     extra = {
         "calibration": calibration_json(calibration),
@@ -236,39 +234,22 @@ def _kept_calibration(
 ) -> "Calibration | None":
     if options.calibration is None:
         return None
-    from pipeline.planner.sglang.calibration import calibration_from_json
+    from pipeline.planner.sglang.calibration import calibration_from_text
     from pipeline.planner.sglang.releases import rules_for
 
-    try:
-        values = json.loads(_text(options.calibration))
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{options.calibration} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise PlanError(f"{options.calibration} is not a saved calibration")
-    kept = calibration_from_json(values)
+    path = options.calibration
+    calibration = calibration_from_text(read_text(path), str(path))
     release = rules_for(options.sglang_version)[0].label
-    for name, theirs, ours in (
-        ("model", kept.model, model.name),
-        ("gpu", kept.gpu, gpu.name),
-        ("release", kept.release, release),
+    for name, measured, wanted in (
+        ("model", calibration.model, model.name),
+        ("gpu", calibration.gpu, gpu.name),
+        ("release", calibration.release, release),
     ):
-        if theirs != ours:
-            raise PlanError(f"the calibration is for {name} {theirs!r}, the launch for {ours!r}")
-    return kept
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror}") from error
+        if measured != wanted:
+            raise PlanError(
+                f"the calibration is for {name} {measured!r}, the launch for {wanted!r}"
+            )
+    return calibration
 
 
 # --- form 2 -----------------------------------------------------------------------------------
@@ -276,193 +257,59 @@ def _write(path: Path, text: str) -> None:
 
 def _searched(options: argparse.Namespace) -> str:
     from pipeline.dataset.lengths import expected_lengths, longest_prompts
-    from pipeline.planner.rate.ranking import Load, rated_search
-    from pipeline.planner.rate.search import SearchLimits
-    from pipeline.planner.rate.throughput import accept_odds
-    from pipeline.run_file import needed_context_tokens, plan_base, run_model
+    from pipeline.planner.estimate.rate_output import search_json, search_text
+    from pipeline.planner.rate.ranking import rated_search
+    from pipeline.run_file import (
+        needed_context_tokens,
+        output_limit_tokens,
+        plan_base,
+        run_load,
+        run_model,
+        search_limits,
+        usd_per_gpu_hour,
+        with_planner_settings,
+    )
     from schemas.config import read_run_file
 
-    run = read_run_file(options.run_file, options.set)
-    planner, told = run.planner, run.estimate
-    if options.weights_format:
-        planner = planner.model_copy(update={"weights_format": options.weights_format})
-    model = run_model(run.model_copy(update={"planner": planner}), options.model_config)
-    # A run takes the context that its longest prompt needs. What lies elsewhere is not fetched.
+    run = with_planner_settings(
+        read_run_file(options.run_file, options.set),
+        model_config_path=options.model_config,
+        sglang_version=options.sglang_version,
+        weights_format=options.weights_format,
+    )
+    model = run_model(run)
+    # A run uses the context that its longest prompt needs. Prompts elsewhere are not fetched.
     are_here = Path(run.prompts.path).exists()
     longest = longest_prompts(run) if are_here and not plan_base(run, None).has(_CONTEXT) else None
     base = plan_base(run, needed_context_tokens(run, model, longest))
-    odds = None
-    if told.accept_length is not None:
-        odds = accept_odds(told.accept_length, told.draft_tokens)
-    load = Load(
+    load = run_load(
+        run,
         prompt_tokens_mean=run.lengths.prompt_tokens_mean or options.prompt_tokens,
-        lengths=expected_lengths(run, limit_tokens=_longest_output(run)),
-        accept_odds=odds,
+        lengths=expected_lengths(run, limit_tokens=output_limit_tokens(run)),
     )
     hardware = _hardware(options, run)
-    found = rated_search(
+    search = rated_search(
         model,
         hardware,
         load,
-        SearchLimits(
-            mtp=planner.allow_mtp,
-            prefix_cache=planner.allow_prefix_cache,
-            attention_dp=planner.allow_attention_dp,
-            pipeline=planner.allow_pipeline,
-            kv_dtype=planner.allow_kv_dtype,
-            state_dtype=planner.allow_state_dtype,
-        ),
+        search_limits(run),
         base=base,
-        version=options.sglang_version or planner.sglang_version,
-        usd_per_gpu_hour=_usd_per_gpu_hour(hardware, run),
+        version=run.planner.sglang_version,
+        usd_per_gpu_hour=usd_per_gpu_hour(run, hardware, today=datetime.now(UTC).date()),
         most=options.most,
     )
     if options.json:
-        return _search_json(found)
-    is_assumed = not base.has(_CONTEXT)
-    return _search_text(model, load, found, context_is_assumed=is_assumed)
-
-
-def _longest_output(run: "RunFile") -> int:
-    """`sampling.max_tokens` where it is given; its default must not cut what lengths state."""
-    from pipeline.planner.lengths.lengths import longest_output
-
-    return longest_output(
-        run.lengths.output_tokens_mean,
-        run.lengths.output_tokens_cv,
-        run.sampling.max_tokens,
-        max_tokens_given="max_tokens" in run.sampling.model_fields_set,
-    )
-
-
-def _usd_per_gpu_hour(hardware: "tuple[HardwareOption, ...]", run: "RunFile") -> dict[str, float]:
-    """The run file's prices, else the catalogue's on demand, by card."""
-    from pipeline.planner.estimate.prices import prices_of
-
-    own: dict[str, float | None] = {}
-    for entry in run.hardware:
-        name, usd = _card(entry.gpu, entry.memory_gib).name, entry.usd_per_gpu_hour
-        if own.setdefault(name, usd) != usd:
-            raise PlanError(
-                f"hardware: {name} has two prices, usd_per_gpu_hour {own[name]} and {usd}; "
-                "one a card was expected"
-            )
-    today = datetime.now(UTC).date()
-    prices = {}
-    for option in hardware:
-        found = prices_of(option.gpu, today, own_usd=own.get(option.gpu.name))
-        if found and found[0].kind != "spot":
-            prices[option.gpu.name] = found[0].usd_per_gpu_hour
-    return prices
+        return json.dumps(search_json(search), indent=1)
+    return search_text(model.name, load, search, context_is_assumed=not base.has(_CONTEXT))
 
 
 def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOption, ...]":
     from pipeline.planner.rate.search import HardwareOption
+    from pipeline.run_file import configured_hardware
 
     if options.gpu is not None or options.gpu_memory_gib is not None:
         return (HardwareOption(gpu=_gpu(options), count=1),)
-    if not run.hardware:
-        raise PlanError("the run file has no hardware section: list cards as {gpu, count}")
-    return tuple(
-        HardwareOption(gpu=_card(entry.gpu, entry.memory_gib), count=entry.count)
-        for entry in run.hardware
-    )
-
-
-def _search_json(found: "RatedSearch") -> str:
-    from pipeline.planner.memory.plan_output import plan_json
-
-    by_rate = _ranks_by_rate(found)
-    plans = [
-        {
-            **plan_json(item.found.plan),
-            "gpu_count": item.found.hardware.count,
-            "replicas": item.found.replicas,
-            "requests_in_all": item.found.requests_in_all,
-            "running_requests": item.resident.running_requests * item.found.replicas,
-            "limited_by": item.resident.limited_by,
-            "retraction_risk": item.resident.retraction_risk,
-            "tokens_per_s": item.tokens_per_s,
-            "tokens_per_s_rank": by_rate[place],
-            "usd_per_million_tokens": item.usd_per_million_tokens,
-            "mtp_break_even_requests": found.break_even_requests,
-        }
-        for place, item in enumerate(found.plans)
-    ]
-    return json.dumps(plans, indent=1)
-
-
-def _ranks_by_rate(found: "RatedSearch") -> list[int]:
-    """Each plan's place by tokens/s, 1 for the fastest."""
-    rates = sorted((item.tokens_per_s for item in found.plans), reverse=True)
-    return [1 + rates.index(item.tokens_per_s) for item in found.plans]
-
-
-_SEARCH_HEAD = (
-    f"  {'usd/M':>7}  {'tokens/s':>9}  {'by rate':>7}  {'running':>8}  {'replicas':>8}  "
-    f"{'left GiB':>8}  hardware and flags"
-)
-
-
-def _search_text(
-    model: "ModelFacts", load: "Load", found: "RatedSearch", *, context_is_assumed: bool
-) -> str:
-    from pipeline.planner.memory.plan_output import plan_text
-
-    summary = load.lengths.summary
-    best = found.plans[0].found.plan
-    context = f"context {best.settings.context_length:,}"
-    if context_is_assumed:
-        context += ", assumed: the prompts are not here, and a run takes what the longest needs"
-    lines = [
-        (
-            f"{model.name}: {load.prompt_tokens_mean:,.0f} prompt tokens; output mean "
-            f"{summary.mean_tokens:,.0f}, CV {summary.cv:.2g}, limit {summary.limit_tokens:,}"
-        ),
-        context,
-        "",
-        _SEARCH_HEAD,
-    ]
-    for rank, item in zip(_ranks_by_rate(found), found.plans, strict=True):
-        plan = item.found.plan
-        left = (plan.slack_bytes - sum(need.bytes for need in plan.slack_items)) / GIB
-        usd = item.usd_per_million_tokens
-        lines.append(
-            f"  {'-' if usd is None else f'{usd:.3f}':>7}  {item.tokens_per_s:>9,.0f}  "
-            f"{rank:>7}  {item.resident.running_requests * item.found.replicas:>8,.0f}  "
-            f"{item.found.replicas:>8}  {left:>8.1f}  "
-            f"{item.found.hardware.count} x {item.found.hardware.gpu.name}: "
-            f"{' '.join(plan.argv[2:])}"
-        )
-    best = found.plans[0].found.plan
-    told = [*lines, *_stages_text(found), "", _break_even_text(found)]
-    return "\n".join([*told, "", "the best, in full", "", plan_text(best)])
-
-
-def _stages_text(found: "RatedSearch") -> list[str]:
-    """Why plans with stages stand lower than their figures."""
-    from pipeline.planner.rate.ranking import UNBACKED_SHARE
-
-    if all(item.replica.ranks.pp_size == 1 for item in found.plans):
-        return []
-    lower = f"{1 - UNBACKED_SHARE:.0%}"
-    return [
-        "",
-        f"--pp-size: no reading backs these rates; in the order they stand {lower} lower",
-    ]
-
-
-def _break_even_text(found: "RatedSearch") -> str:
-    caps = {curve.mtp: curve.cap_requests for curve in found.curves}
-    if True not in caps or False not in caps:
-        return "MTP: only one setting fits or is allowed, so none is weighed against another"
-    if found.break_even_requests is None:
-        at = "MTP gives more at every batch"
-    elif found.break_even_requests <= 1:
-        at = "MTP gives less at every batch"
-    else:
-        at = f"MTP gives more below {found.break_even_requests} running requests a replica"
-    return f"{at}; memory holds {caps[True]} a replica with it and {caps[False]} without"
+    return configured_hardware(run)
 
 
 if __name__ == "__main__":

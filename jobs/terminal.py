@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.store.folder import Folder
@@ -107,3 +108,19 @@ def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
 def unreadable(where: str, error: OSError) -> str:
     """The line for a file of a run that the system does not hand out."""
     return f"{error.filename or where}: cannot be read: {error.strerror or error}"
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that an option names. Raises PlanError."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that an option names. Raises PlanError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror}") from error

@@ -1,7 +1,10 @@
-"""A run file → what the estimate is asked: model, load, limits and cards."""
+"""Translate a run file into the planner's words: model, cards, limits, load, flags, context.
+
+Plan, estimate, launch and the live estimate all read the run file through this module.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from pipeline.models.facts import model_facts
 from pipeline.models.files import find_model, read_model
 from pipeline.planner.cards import gpu_named, gpu_of_memory, gpu_with_memory
 from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
+from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, longest_output
 from pipeline.planner.memory.plan import ExpectedLengths
 from pipeline.planner.rate.ranking import Load
@@ -18,67 +22,62 @@ from pipeline.planner.rate.throughput import accept_odds
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.releases import rules_for
 from schemas.config import HardwareConfig, RunFile
-from schemas.estimate import PromptLengths
-from schemas.plan import Gpu, ModelFacts
+from schemas.estimate import InputSize
+from schemas.plan import Calibration, Gpu, ModelFacts
 from schemas.prompt import Longest
 
+# assumed: more than most chat templates add, such as a system prompt of their own; an engine's
+# first answer shows the true number
 _TEMPLATE_TOKENS = 1024
-# assumed: more than most chat templates add of their own, such as a system prompt where there is
-# none; the engine's first answer tells what it is
+# assumed: enough for a short question and the longest template, at next to no cost
 _LEAST_CONTEXT_TOKENS = 8192
-# assumed: a first question and the longest template have room in it, and it costs next to nothing
 _CONTEXT_STEP_TOKENS = 1024
 
+# A card's name -> the user's own price per GPU-hour, on demand and on spot.
 OwnPrices = Mapping[str, tuple[float | None, float | None]]
-"""A card's price of a GPU-hour and the one on spot, where the user names them."""
+
+
+# --- the estimate ---------------------------------------------------------------------------
 
 
 def estimate_query(
     run: RunFile,
-    *,
-    num_completions: int,
-    prompts: PromptLengths,
+    size: InputSize,
     lengths: LengthModel,
+    *,
     today: date,
-    longest: Longest | None = None,
-    model_config: Path | None = None,
-    sglang_version: str | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
 ) -> EstimateQuery:
-    """The run file's words for the estimate. PlanError for a model that the planner cannot find.
+    """Translate the run file into the estimate's query. Raises PlanError for an unknown model.
 
-    Without `longest` the context is what prompts of the usual length need.
+    `calibrations` are by the name of the card. Where `size.longest` is None, the context is what
+    prompts of the usual length need.
     """
-    planner, told = run.planner, run.estimate
-    version = sglang_version or planner.sglang_version
-    model = run_model(run, model_config)
-    odds = None
-    if told.accept_length is not None:
-        odds = accept_odds(told.accept_length, told.draft_tokens)
+    model, version = run_model(run), run.planner.sglang_version
     return EstimateQuery(
         model=model,
-        num_completions=num_completions,
-        prompts=prompts,
-        load=Load(prompt_tokens_mean=prompts.mean_tokens, lengths=lengths, accept_odds=odds),
-        limits=SearchLimits(
-            mtp=planner.allow_mtp,
-            prefix_cache=planner.allow_prefix_cache,
-            attention_dp=planner.allow_attention_dp,
-            pipeline=planner.allow_pipeline,
-            kv_dtype=planner.allow_kv_dtype,
-            state_dtype=planner.allow_state_dtype,
-        ),
-        base=plan_base(run, needed_context_tokens(run, model, longest)),
+        num_completions=size.num_completions,
+        prompts=size.prompts,
+        load=run_load(run, prompt_tokens_mean=size.prompts.mean_tokens, lengths=lengths),
+        limits=search_limits(run),
+        base=plan_base(run, needed_context_tokens(run, model, size.longest)),
         version=version,
         release_known=not rules_for(version)[1],
-        storage_bytes_per_s=told.storage_gb_per_s * 1e9,
-        hours_between_preemptions=told.hours_between_preemptions,
-        calibrations={},
+        storage_bytes_per_s=run.estimate.storage_gb_per_s * 1e9,
+        hours_between_preemptions=run.estimate.hours_between_preemptions,
+        calibrations=calibrations or {},
         today=today,
     )
 
 
+def with_planner_settings(run: RunFile, **settings: str | Path | None) -> RunFile:
+    """Return the run file with these keys of its `planner` section replaced, where one is given."""
+    given = {name: str(value) for name, value in settings.items() if value}
+    return run.model_copy(update={"planner": run.planner.model_copy(update=given)})
+
+
 def configured_group(entry: HardwareConfig, prices: OwnPrices) -> PricedGroup:
-    """One entry of the run file's hardware, at the user's own price where there is one."""
+    """Return one entry of the run file's hardware, at the user's own price where there is one."""
     gpu = gpu_named(entry.gpu)
     if entry.memory_gib is not None:
         gpu = gpu_with_memory(gpu, entry.memory_gib)
@@ -87,8 +86,53 @@ def configured_group(entry: HardwareConfig, prices: OwnPrices) -> PricedGroup:
     return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
 
 
+def configured_hardware(run: RunFile) -> tuple[HardwareOption, ...]:
+    """Return the cards of the run file. Raises PlanError where it lists none."""
+    if not run.hardware:
+        raise PlanError("the run file has no hardware section: list cards as {gpu, count}")
+    return tuple(
+        HardwareOption(gpu=configured_card(entry), count=entry.count) for entry in run.hardware
+    )
+
+
+def configured_card(entry: HardwareConfig) -> Gpu:
+    """Return the card of one entry. Raises PlanError for a name and memory that fit no card."""
+    if entry.memory_gib is None:
+        return gpu_named(entry.gpu)
+    try:
+        return gpu_with_memory(gpu_named(entry.gpu), entry.memory_gib)
+    except PlanError:
+        return gpu_of_memory(entry.memory_gib, entry.gpu)
+
+
+def usd_per_gpu_hour(
+    run: RunFile, hardware: Iterable[HardwareOption], *, today: date
+) -> dict[str, float]:
+    """Return prices by card: the run file's own, else the catalogue's on demand.
+
+    Raises PlanError where the run file gives one card two prices.
+    """
+    own: dict[str, float | None] = {}
+    for entry in run.hardware:
+        name, usd = configured_card(entry).name, entry.usd_per_gpu_hour
+        if own.setdefault(name, usd) != usd:
+            raise PlanError(
+                f"hardware: {name} has two prices, usd_per_gpu_hour {own[name]} and {usd}; "
+                "give each card one"
+            )
+    prices = {}
+    for option in hardware:
+        listed = prices_of(option.gpu, today, own_usd=own.get(option.gpu.name))
+        if listed and listed[0].kind != "spot":
+            prices[option.gpu.name] = listed[0].usd_per_gpu_hour
+    return prices
+
+
+# --- flags and context ----------------------------------------------------------------------
+
+
 def users_flags(config: RunFile) -> LaunchFlags:
-    """The run file's own flags, with the settings that it gives under names of its own."""
+    """Return the run file's flags, including settings that it gives under keys of its own."""
     flags = _written_flags(config)
     given: dict[str, str | None] = {}
     if "max_running_requests" in config.engine.model_fields_set:
@@ -104,9 +148,9 @@ def _written_flags(config: RunFile) -> LaunchFlags:
 
 
 def plan_base(config: RunFile, context_tokens: int | None) -> LaunchFlags:
-    """What every plan of the run keeps: its own flags, and a context where it gives none.
+    """Return the flags that every plan of the run keeps, with a context where it gives none.
 
-    What an engine of another kind is told under names of its own is no word on SGLang's.
+    Keys such as `engine.context_length` count only for SGLang engines.
     """
     given = users_flags(config) if config.engine.kind == "sglang" else _written_flags(config)
     if context_tokens is None or given.has("context-length"):
@@ -115,14 +159,14 @@ def plan_base(config: RunFile, context_tokens: int | None) -> LaunchFlags:
 
 
 def given_context_tokens(config: RunFile) -> int | None:
-    """The context that the run file gives; None: the launch takes what the prompts need."""
+    """Return the context that the run file gives; None lets the launch fit it to the prompts."""
     if config.engine.kind == "sglang":
         return users_flags(config).number("context-length")
     return config.engine.context_length if config.engine.kind == "endpoint" else None
 
 
 def check_launch(config: RunFile) -> None:
-    """What no launch can be made of, told before anything starts. Raises ConfigError."""
+    """Check flags, cards and the model's config before anything starts. Raises ConfigError."""
     try:
         stray = parse_launch_line(config.engine.flags).stray
         users_flags(config)
@@ -132,7 +176,7 @@ def check_launch(config: RunFile) -> None:
         raise ConfigError(f"engine.flags: found {stray[0]!r}, which belongs to no flag")
     for number, entry in enumerate(config.hardware):
         try:
-            _run_files_card(entry)
+            configured_card(entry)
         except PlanError as error:
             raise ConfigError(f"hardware.{number}.gpu: {error}") from None
     if config.planner.model_config_path is not None:
@@ -145,11 +189,11 @@ def check_launch(config: RunFile) -> None:
 def needed_context_tokens(
     config: RunFile, model: ModelFacts | None, longest: Longest | None, *, template_tokens: int = 0
 ) -> int | None:
-    """The shortest context in which no row is refused or cut before its budget; None: unknown.
+    """Return the shortest context that no row outgrows, or None where that is unknown.
 
-    Every turn is reckoned with the largest budget that a try of it may have, and every byte of a
-    prompt as a token. `template_tokens` is what the chat template adds, where an engine has told
-    it. SGLang takes a request whose prompt and budget are the context together
+    Every turn counts with its largest token budget, and every byte of a prompt is an upper bound
+    on its tokens. `template_tokens` is what the chat template adds, once an engine has reported
+    it. SGLang accepts a request whose prompt and budget add up to the context
     (tokenizer_manager.py, 0.5.23).
     """
     if model is None or not longest:
@@ -161,32 +205,52 @@ def needed_context_tokens(
     return min(max(rounded, _LEAST_CONTEXT_TOKENS), model.context_length)
 
 
-def load_of(config: RunFile) -> Load:
-    """What the run file says of its requests, with the usual prompt and the prior's lengths."""
-    lengths, told = config.lengths, config.estimate
-    odds = None
-    if told.accept_length is not None:
-        odds = accept_odds(told.accept_length, told.draft_tokens)
+# --- load, limits and model -----------------------------------------------------------------
+
+
+def run_load(
+    run: RunFile,
+    *,
+    prompt_tokens_mean: float | None = None,
+    lengths: LengthModel | None = None,
+) -> Load:
+    """Return the load of the run; what is not given comes from the run file, else the prior."""
+    accept_length = run.estimate.accept_length
     return Load(
-        prompt_tokens_mean=lengths.prompt_tokens_mean or ExpectedLengths().prompt_tokens,
-        lengths=configured_lengths(
-            lengths.output_tokens_mean,
-            lengths.output_tokens_cv,
-            thinking=config.thinking,
-            limit_tokens=longest_output(
-                lengths.output_tokens_mean,
-                lengths.output_tokens_cv,
-                config.sampling.max_tokens,
-                max_tokens_given="max_tokens" in config.sampling.model_fields_set,
-            ),
-            source="lengths section of the run file",
-        ),
-        accept_odds=odds,
+        prompt_tokens_mean=prompt_tokens_mean
+        or run.lengths.prompt_tokens_mean
+        or ExpectedLengths().prompt_tokens,
+        lengths=lengths or _stated_lengths(run),
+        accept_odds=None
+        if accept_length is None
+        else accept_odds(accept_length, run.estimate.draft_tokens),
     )
 
 
-def _limits(config: RunFile) -> SearchLimits:
-    planner = config.planner
+def _stated_lengths(run: RunFile) -> LengthModel:
+    lengths = run.lengths
+    return configured_lengths(
+        lengths.output_tokens_mean,
+        lengths.output_tokens_cv,
+        thinking=run.thinking,
+        limit_tokens=output_limit_tokens(run),
+        source="lengths section of the run file",
+    )
+
+
+def output_limit_tokens(run: RunFile) -> int:
+    """Return `sampling.max_tokens` where it is given; its default must not cut stated lengths."""
+    return longest_output(
+        run.lengths.output_tokens_mean,
+        run.lengths.output_tokens_cv,
+        run.sampling.max_tokens,
+        max_tokens_given="max_tokens" in run.sampling.model_fields_set,
+    )
+
+
+def search_limits(run: RunFile) -> SearchLimits:
+    """Return what the search for a launch may change."""
+    planner = run.planner
     return SearchLimits(
         mtp=planner.allow_mtp,
         prefix_cache=planner.allow_prefix_cache,
@@ -197,29 +261,23 @@ def _limits(config: RunFile) -> SearchLimits:
     )
 
 
-def run_model(config: RunFile, config_path: Path | None = None) -> ModelFacts:
-    """The model by its config file, else by its name, with what the launch line overrides in it."""
-    planner = config.planner
-    path = config_path or (Path(planner.model_config_path) if planner.model_config_path else None)
-    files = read_model(path) if path else find_model(config.model)
-    overrides = users_flags(config).text("json-model-override-args", "{}")
+def run_model(run: RunFile) -> ModelFacts:
+    """Return the model's facts, with what `--json-model-override-args` changes in its config.
+
+    The config is read from `planner.model_config_path`, else found by the model's name. Raises
+    PlanError where neither gives one.
+    """
+    path = run.planner.model_config_path
+    files = read_model(Path(path)) if path else find_model(run.model)
+    overrides = users_flags(run).text("json-model-override-args", "{}")
     try:
         changed = json.loads(overrides)
     except json.JSONDecodeError as error:
         raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
     return model_facts(
-        config.model,
+        run.model,
         {**files.config, **changed},
         hf_quant=files.hf_quant,
-        weights_format=planner.weights_format,
+        weights_format=run.planner.weights_format,
         checkpoint_bytes=files.checkpoint_bytes,
     )
-
-
-def _run_files_card(entry: HardwareConfig) -> Gpu:
-    if entry.memory_gib is None:
-        return gpu_named(entry.gpu)
-    try:
-        return gpu_with_memory(gpu_named(entry.gpu), entry.memory_gib)
-    except PlanError:
-        return gpu_of_memory(entry.memory_gib, entry.gpu)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.plan import BudgetRow
+from schemas.prompt import Longest
 
 PriceKind = Literal["on_demand", "spot", "own"]
 ReadingInput = Literal["running_requests", "step_time", "accept_length", "prefill_share"]
@@ -329,3 +330,13 @@ class RunUpdate:
     disagreements: tuple[Disagreement, ...]
     assumptions: tuple[Assumption, ...]
     """What the band hangs on, widest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSize:
+    """What the input asks for."""
+
+    num_completions: int
+    prompts: PromptLengths
+    longest: Longest | None
+    """As frozen prompts note it: what the context has to hold."""

@@ -6,7 +6,6 @@ tokens.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from statistics import fmean, pstdev
 
@@ -20,22 +19,12 @@ from pipeline.models.tokenizer import model_token_counter
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.store.object_store import open_store, place
 from schemas.config import RunFile
-from schemas.estimate import PromptLengths
+from schemas.estimate import InputSize, PromptLengths
 from schemas.prompt import Longest, Message
 
 _SAMPLED_PROMPTS = 2000
 _SEED = 7
 _STRETCHES, _STRETCH_ROWS = 40, 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSize:
-    """What the input asks for."""
-
-    num_completions: int
-    prompts: PromptLengths
-    longest: Longest | None
-    """As frozen prompts note it: what the context has to hold."""
 
 
 def input_size(config: RunFile) -> InputSize:

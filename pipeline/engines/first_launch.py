@@ -17,12 +17,12 @@ from pipeline.planner.rate.search import Candidate, HardwareOption, best_plans
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.run_file import (
-    _limits,
-    _run_files_card,
-    load_of,
+    configured_card,
     needed_context_tokens,
     plan_base,
+    run_load,
     run_model,
+    search_limits,
     users_flags,
 )
 from schemas.config import RunFile
@@ -57,7 +57,7 @@ def launch_setting(
         gpu=gpu,
         num_gpus=max(1, config.engine.gpus_per_worker or len(cards)),
         version=release or config.planner.sglang_version,
-        lengths=load_of(config).expected(),
+        lengths=run_load(config).expected(),
         least_context_tokens=needed_context_tokens(config, model, longest),
         may_change_state_dtype=config.planner.allow_state_dtype,
         users_flags=frozenset(name for name, _ in users_flags(config).values),
@@ -80,12 +80,12 @@ def first_launch(
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
             base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
-        load = load_of(config)
+        load = run_load(config)
         found = best_plans(
             setting.model,
             (HardwareOption(gpu=setting.gpu, count=setting.num_gpus),),
             setting.lengths,
-            _limits(config),
+            search_limits(config),
             base=base,
             version=setting.version,
             output_tokens_cv=load.lengths.summary.cv,
@@ -112,7 +112,7 @@ def _rate(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[P
     """What plans are priced by: tokens/s where the card's speed is known."""
     if model is None or gpu is None or not speed_known(gpu):
         return running_requests, "requests at once"
-    rate = partial(plan_tokens_per_s, model=model, gpu=gpu, load=load_of(config))
+    rate = partial(plan_tokens_per_s, model=model, gpu=gpu, load=run_load(config))
     return rate, "tokens/s"
 
 
@@ -132,4 +132,4 @@ def _gpu(config: RunFile, cards: tuple[Card, ...]) -> Gpu | None:
     measured = planned_card(cards)
     if measured is not None or len(config.hardware) != 1:
         return measured
-    return _run_files_card(config.hardware[0])
+    return configured_card(config.hardware[0])

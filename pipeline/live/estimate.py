@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from pipeline.dataset.frozen import PROMPTS, FrozenPrompts, frozen_prompts
-from pipeline.dataset.lengths import InputSize, expected_lengths, frozen_size, stated_prompts
+from pipeline.dataset.lengths import expected_lengths, frozen_size, stated_prompts
 from pipeline.dataset.parts import check_has_begun, check_has_run, read_manifest
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.live.log import READINGS_FILE, LiveLog, engine_seconds, read_live_log
@@ -22,7 +22,7 @@ from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.run_file import configured_group, estimate_query
 from pipeline.store.folder import Folder
 from schemas.config import EngineConfig, RunFile, run_file_of
-from schemas.estimate import Price, RunUpdate
+from schemas.estimate import InputSize, Price, RunUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +167,13 @@ def _dry_run(
         return NoDryRun(reason="the prompts are not in the folder, and the run file has no mean")
     query = estimate_query(
         config,
-        num_completions=size.num_completions if size else 1,
-        prompts=prompts,
-        lengths=lengths,
+        InputSize(
+            num_completions=size.num_completions if size else 1,
+            prompts=prompts,
+            longest=size.longest if size else None,
+        ),
+        lengths,
         today=today,
-        longest=size.longest if size else None,
     )
     return Expected(
         groups=tuple(rated_group(query, group) for group in hardware),

@@ -333,7 +333,7 @@ def test_point_gives_the_step_and_its_parts(capsys: pytest.CaptureFixture[str]) 
     assert band["p50"] == pytest.approx(decode)
     text = printed(capsys, *POINT)
     assert "step" in text
-    assert f"tokens/s a GPU  {two_figures(band['p50'])} (" in text
+    assert f"tokens/s per GPU  {two_figures(band['p50'])} (" in text
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ paths. Nothing is estimated here: options stand in the order in which they come.
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
 from pipeline.planner.estimate import figures as figures
+from pipeline.planner.estimate.rate_output import step_json
 from schemas.estimate import (
-    Assumption,
     Band,
     ChosenPlan,
     Dollars,
@@ -45,131 +46,27 @@ def hours_usd(option: HardwareEstimate, bill: Dollars, hours: float) -> float:
 
 
 def estimate_json(estimate: RunEstimate) -> dict[str, Any]:
-    """The whole estimate in plain JSON types."""
-    prompts, outputs = estimate.prompt_lengths, estimate.output_lengths
-    return {
-        "model": estimate.model,
-        "num_completions": estimate.num_completions,
-        "output_tokens": output_tokens(estimate),
-        "prompt_lengths": {
-            "mean_tokens": prompts.mean_tokens,
-            "cv": prompts.cv,
-            "sampled": prompts.sampled,
-            "source": prompts.source,
-        },
-        "output_lengths": {
-            "mean_tokens": outputs.mean_tokens,
-            "cv": outputs.cv,
-            "limit_tokens": outputs.limit_tokens,
-            "at_limit_fraction": outputs.at_limit_fraction,
-            "mean_relative_error": outputs.mean_relative_error,
-            "source": outputs.source,
-        },
-        "options": [_option_json(option) for option in estimate.options],
-        "unfit": [{"option": item.option, "reason": item.reason} for item in estimate.unfit],
-        "assumptions": [_assumption_json(item) for item in estimate.assumptions],
-    }
-
-
-def _option_json(option: HardwareEstimate) -> dict[str, Any]:
-    return {
-        "option": option.option,
-        "num_gpus": option.num_gpus,
-        "tokens_per_s": _band_json(option.tokens_per_s),
-        "days": _band_json(option.days),
-        "gpu_hours": _band_json(option.gpu_hours),
-        "start_hours": option.start_hours,
-        "tail_hours": option.tail_hours,
-        "restart_hours": option.restart_hours,
-        "bills": [_bill_json(option, bill) for bill in option.bills],
-        "plans": [_plan_json(plan) for plan in option.plans],
-        "assumptions": [_assumption_json(item) for item in option.assumptions],
-        "warnings": list(option.warnings),
-    }
-
-
-def _bill_json(option: HardwareEstimate, bill: Dollars) -> dict[str, Any]:
-    price = bill.price
-    return {
-        "price": {
-            "kind": price.kind,
-            "low_usd_per_gpu_hour": price.low_usd_per_gpu_hour,
-            "usd_per_gpu_hour": price.usd_per_gpu_hour,
-            "high_usd_per_gpu_hour": price.high_usd_per_gpu_hour,
-            "source": price.source,
-            "date": price.date,
-            "stale": price.stale,
-        },
-        "ranks": bill is ranking_bill(option),
-        "usd": _band_json(bill.usd),
-        "usd_per_million_tokens": _band_json(bill.usd_per_million_tokens),
-        "start_usd": hours_usd(option, bill, option.start_hours),
-        "tail_usd": hours_usd(option, bill, option.tail_hours),
-        "restart_usd": hours_usd(option, bill, option.restart_hours),
-        "preemption_usd": bill.preemption_usd,
-    }
-
-
-def _plan_json(plan: ChosenPlan) -> dict[str, Any]:
-    return {
-        "gpu": plan.gpu,
-        "num_gpus": plan.num_gpus,
-        "tp_size": plan.tp_size,
-        "pp_size": plan.pp_size,
-        "replicas": plan.replicas,
-        "mtp": plan.mtp,
-        "num_draft_tokens": plan.num_draft_tokens,
-        "prefix_cache": plan.prefix_cache,
-        "cap_requests": plan.cap_requests,
-        "running_requests": plan.running_requests,
-        "limited_by": plan.limited_by,
-        "retraction_risk": plan.retraction_risk,
-        "argv": list(plan.argv),
-        "budget": [
-            {"name": row.name, "gib": row.bytes / GIB, "note": row.note} for row in plan.budget
-        ],
-        "total_gib": sum(row.bytes for row in plan.budget) / GIB,
-        "step_s": {
-            "dense": plan.step.dense_s,
-            "experts": plan.step.experts_s,
-            "attention": plan.step.attention_s,
-            "communication": plan.step.communication_s,
-            "overhead": plan.step.overhead_s,
-            "draft": plan.step.draft_s,
-            "hand_over": plan.step.hand_over_s,
-            "idle": plan.step.idle_s,
-            "whole": plan.step.step_s(),
-        },
-        "prefill_share": plan.prefill_share,
-        "tokens_per_s_per_gpu": _band_json(plan.tokens_per_s_per_gpu),
-        "curves": [
-            {
-                "mtp": curve.mtp,
-                "cap_requests": curve.cap_requests,
-                "points": [
-                    {"running_requests": point.running_requests, "tokens_per_s": point.tokens_per_s}
-                    for point in curve.points
+    """Return the estimate as plain values: its records, with the figures derived from them."""
+    document = {**asdict(estimate), "output_tokens": output_tokens(estimate)}
+    for option, record in zip(estimate.options, document["options"], strict=True):
+        for bill, values in zip(option.bills, record["bills"], strict=True):
+            values.update(
+                ranks=bill is ranking_bill(option),
+                start_usd=hours_usd(option, bill, option.start_hours),
+                tail_usd=hours_usd(option, bill, option.tail_hours),
+                restart_usd=hours_usd(option, bill, option.restart_hours),
+            )
+        for plan, values in zip(option.plans, record["plans"], strict=True):
+            del values["step"]
+            values.update(
+                budget=[
+                    {"name": row.name, "gib": row.bytes / GIB, "note": row.note}
+                    for row in plan.budget
                 ],
-            }
-            for curve in plan.curves
-        ],
-        "break_even_requests": plan.break_even_requests,
-        "warnings": list(plan.warnings),
-    }
-
-
-def _assumption_json(item: Assumption) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "value": item.value,
-        "source": item.source,
-        "variance_share": item.variance_share,
-        "measure": item.measure,
-    }
-
-
-def _band_json(band: Band) -> dict[str, float]:
-    return {"p10": band.p10, "p50": band.p50, "p90": band.p90}
+                total_gib=sum(row.bytes for row in plan.budget) / GIB,
+                step_s={**step_json(plan.step), "whole": plan.step.step_s()},
+            )
+    return document
 
 
 # --- text -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ A log may be cut anywhere: what it does not say stays assumed. `readings` takes 
 `calibration_of` keeps what later plans can use, `differences` says how far a forecast lay off.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,6 +112,17 @@ def differences(plan: LaunchPlan, found: LogReadings) -> tuple[Difference, ...]:
 def calibration_json(calibration: Calibration) -> dict[str, str | int | None]:
     """The record as a file keeps it."""
     return {name: getattr(calibration, name) for name in Calibration.__slots__}
+
+
+def calibration_from_text(text: str, where: str) -> Calibration:
+    """Return the calibration in the text of a saved file. Raises PlanError, naming `where`."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{where} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise PlanError(f"{where} is not a saved calibration")
+    return calibration_from_json(values)
 
 
 def calibration_from_json(values: dict[str, object]) -> Calibration:
