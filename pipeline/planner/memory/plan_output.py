@@ -1,100 +1,144 @@
-"""A plan as JSON (GiB) and as the table a person holds against a log.
+"""A plan as JSON, in GiB, and as the table that a person compares with a log.
 
-The JSON keys are the interface of `python -m jobs.plan --json`; nothing is computed here.
+The fields of `PlanDocument` and `PlanFigures` are the keys of `jobs.plan --json`. Nothing is
+computed here.
 """
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.planner.memory.plan import RefusedPlan
-from schemas.plan import Advice, LaunchPlan
+from schemas.plan import Advice, LaunchPlan, Stage, Verdict
 from schemas.units import GIB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncertainty:
+    """Error that the forecast itself expects."""
+
+    gib: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures:
+    """Figures of a launch per GPU; None where it is refused before it has any."""
+
+    free_before_load_gib: float | None = None
+    weights_gib: float | None = None
+    draft_weights_gib: float | None = None
+    mem_fraction_static: float | None = None
+    kv_bytes_per_token: float | None = None
+    max_total_num_tokens: int | None = None
+    kv_gib: float | None = None
+    state_slots: int | None = None
+    state_gib: float | None = None
+    intermediate_state_gib: float | None = None
+    max_running_requests: int | None = None
+    requests_at_expected_length: int | None = None
+    context_length: int | None = None
+    chunked_prefill_size: int | None = None
+    cuda_graph_max_bs: int | None = None
+    slack_gib: float | None = None
+    slack_charged_gib: dict[str, float] | None = None
+    slack_left_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDocument:
+    """A plan as `jobs.plan --json` prints it, with its figures among the keys."""
+
+    verdict: Verdict
+    stage: Stage | None
+    message: str
+    model: str
+    gpu: str
+    gpu_total_gib: float
+    limited_by: str
+    uncertainty: Uncertainty
+    budget_gib: dict[str, float]
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    release_profile: str
+    argv: tuple[str, ...]
+    figures: PlanFigures
+
+
 def plan_json(plan: LaunchPlan | RefusedPlan) -> dict[str, Any]:
-    """One plan. All figures are per GPU."""
-    if isinstance(plan, RefusedPlan):
-        return _refused_json(plan)
+    """Return one plan as plain values. All figures are per GPU."""
+    document = asdict(_refusal(plan) if isinstance(plan, RefusedPlan) else _document(plan))
+    return {**document.pop("figures"), **document}
+
+
+def _document(plan: LaunchPlan) -> PlanDocument:
+    return PlanDocument(
+        verdict=plan.verdict,
+        stage=plan.stage,
+        message=plan.message,
+        model=plan.model,
+        gpu=plan.gpu,
+        gpu_total_gib=_gib(plan.budget.total_bytes),
+        limited_by=plan.capacity.limited_by,
+        uncertainty=Uncertainty(gib=_gib(plan.uncertainty_bytes), tokens=plan.uncertainty_tokens),
+        budget_gib={row.name: _gib(row.bytes) for row in plan.budget.rows},
+        assumptions=plan.assumptions,
+        warnings=plan.warnings,
+        advice=plan.advice,
+        release_profile=plan.release_profile,
+        argv=plan.argv,
+        figures=_figures(plan),
+    )
+
+
+def _figures(plan: LaunchPlan) -> PlanFigures:
     settings, capacity = plan.settings, plan.capacity
-    return {
-        "verdict": plan.verdict,
-        "stage": plan.stage,
-        "message": plan.message,
-        "model": plan.model,
-        "gpu": plan.gpu,
-        "gpu_total_gib": _gib(plan.budget.total_bytes),
-        "free_before_load_gib": _gib(plan.free_before_load_bytes),
-        "weights_gib": _gib(plan.weights_bytes),
-        "draft_weights_gib": _gib(plan.draft_weights_bytes),
-        "mem_fraction_static": round(settings.mem_fraction_static, 4),
-        "kv_bytes_per_token": round(plan.kv_bytes_per_token, 2),
-        "max_total_num_tokens": capacity.max_total_num_tokens,
-        "kv_gib": _gib(plan.kv_bytes),
-        "state_slots": capacity.state_slots,
-        "state_gib": _gib(plan.state_bytes),
-        "intermediate_state_gib": _gib(plan.intermediate_state_bytes),
-        "max_running_requests": capacity.max_running_requests,
-        "requests_at_expected_length": plan.requests_at_expected_length,
-        "context_length": settings.context_length,
-        "chunked_prefill_size": settings.chunked_prefill_size,
-        "cuda_graph_max_bs": settings.decode_graph_max_bs,
-        "slack_gib": _gib(plan.slack_bytes),
-        "slack_charged_gib": {item.name: _gib(item.bytes) for item in plan.slack_items},
-        "slack_left_gib": _gib(plan.slack_bytes - sum(item.bytes for item in plan.slack_items)),
-        "limited_by": capacity.limited_by,
-        "uncertainty": {
-            "gib": _gib(plan.uncertainty_bytes),
-            "tokens": plan.uncertainty_tokens,
-        },
-        "budget_gib": {row.name: _gib(row.bytes) for row in plan.budget.rows},
-        "assumptions": list(plan.assumptions),
-        "warnings": list(plan.warnings),
-        "advice": [_advice_json(advice) for advice in plan.advice],
-        "release_profile": plan.release_profile,
-        "argv": list(plan.argv),
-    }
+    return PlanFigures(
+        free_before_load_gib=_gib(plan.free_before_load_bytes),
+        weights_gib=_gib(plan.weights_bytes),
+        draft_weights_gib=_gib(plan.draft_weights_bytes),
+        mem_fraction_static=round(settings.mem_fraction_static, 4),
+        kv_bytes_per_token=round(plan.kv_bytes_per_token, 2),
+        max_total_num_tokens=capacity.max_total_num_tokens,
+        kv_gib=_gib(plan.kv_bytes),
+        state_slots=capacity.state_slots,
+        state_gib=_gib(plan.state_bytes),
+        intermediate_state_gib=_gib(plan.intermediate_state_bytes),
+        max_running_requests=capacity.max_running_requests,
+        requests_at_expected_length=plan.requests_at_expected_length,
+        context_length=settings.context_length,
+        chunked_prefill_size=settings.chunked_prefill_size,
+        cuda_graph_max_bs=settings.decode_graph_max_bs,
+        slack_gib=_gib(plan.slack_bytes),
+        slack_charged_gib={item.name: _gib(item.bytes) for item in plan.slack_items},
+        slack_left_gib=_gib(plan.slack_bytes - sum(item.bytes for item in plan.slack_items)),
+    )
 
 
-def _refused_json(plan: RefusedPlan) -> dict[str, Any]:
-    """A refusal has a message and no figures; the keys stay, so that a reader finds them.
+def _refusal(plan: RefusedPlan) -> PlanDocument:
+    """Return a refusal: a message and no figures.
 
-    Where one flag mends it, figures, stage and a second line of the message say what would follow.
+    Where one flag lifts it, the figures, the stage and a second line of the message are those of
+    the launch with that flag.
     """
-    figures = dict.fromkeys(
-        (
-            "free_before_load_gib", "weights_gib", "draft_weights_gib", "mem_fraction_static",
-            "kv_bytes_per_token", "max_total_num_tokens", "kv_gib", "state_slots", "state_gib",
-            "intermediate_state_gib", "max_running_requests", "requests_at_expected_length",
-            "context_length", "chunked_prefill_size", "cuda_graph_max_bs", "slack_gib",
-            "slack_charged_gib", "slack_left_gib",
-        )
-    )  # fmt: skip
-    warnings, advice = [], []
-    message, stage = plan.message, None
     other = plan.with_tracked_states
-    if other is not None:
-        whole = plan_json(other)
-        figures = {name: whole[name] for name in figures}
-        warnings = [_tracked_note(other), *other.warnings]
-        advice = [_advice_json(advice) for advice in (_TRACKED, *other.advice)]
-        stage = other.stage
-        message = "\n".join(filter(None, (plan.message, other.message)))
-    return {
-        "verdict": "does_not_fit",
-        "stage": stage,
-        "message": message,
-        "model": plan.model,
-        "gpu": plan.gpu.name,
-        "gpu_total_gib": _gib(plan.gpu.total_bytes),
-        **figures,
-        "limited_by": "arguments",
-        "uncertainty": {"gib": 0.0, "tokens": 0},
-        "budget_gib": {},
-        "assumptions": list(plan.assumptions),
-        "warnings": warnings,
-        "advice": advice,
-        "release_profile": plan.release,
-        "argv": list(plan.argv),
-    }
+    return PlanDocument(
+        verdict="does_not_fit",
+        stage=other.stage if other else None,
+        message="\n".join(filter(None, (plan.message, other.message if other else ""))),
+        model=plan.model,
+        gpu=plan.gpu.name,
+        gpu_total_gib=_gib(plan.gpu.total_bytes),
+        limited_by="arguments",
+        uncertainty=Uncertainty(gib=0.0, tokens=0),
+        budget_gib={},
+        assumptions=plan.assumptions,
+        warnings=(_tracked_note(other), *other.warnings) if other else (),
+        advice=(_TRACKED, *other.advice) if other else (),
+        release_profile=plan.release,
+        argv=plan.argv,
+        figures=_figures(other) if other else PlanFigures(),
+    )
 
 
 _TRACKED = Advice(
@@ -111,15 +155,6 @@ def _tracked_note(plan: LaunchPlan) -> str:
         f"figures are those with --mamba-scheduler-strategy extra_buffer, where the launch {end}"
         f"{': ' + plan.message if plan.message else ''}"
     )
-
-
-def _advice_json(advice: Advice) -> dict[str, str]:
-    return {
-        "flag": advice.flag,
-        "value": advice.value,
-        "effect": advice.effect,
-        "reason": advice.reason,
-    }
 
 
 def _gib(size: float) -> float:
