@@ -30,6 +30,7 @@ DATASET = "pipeline.dataset"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 REPORT = "pipeline.report"
+WORKER = "pipeline.worker"
 RUN = "pipeline.run"
 PLANNER = {CARDS, SGLANG, MEMORY, LENGTHS, RATE, ESTIMATE}
 
@@ -52,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT: {LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
-    RUN: {ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
+    WORKER: {QUALITY, DATASET, STORE},
+    RUN: {WORKER, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     "jobs": {
         *(RUN, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
         *PLANNER,
@@ -66,7 +68,7 @@ DOORS: dict[str, set[str]] = {
     # Scopes of cancellation, as `openai` has them.
     "anyio": {ENGINES},
     "datasets": {DATASET},
-    "pyarrow": {"schemas.completion", STORE, DATASET, "pipeline.report.rows", RUN},
+    "pyarrow": {"schemas.completion", STORE, DATASET, "pipeline.report.rows", WORKER, RUN},
     "tqdm": {"jobs.terminal"},
     "pydantic": {"schemas"},
     "pydantic_core": {"schemas"},
@@ -80,7 +82,7 @@ DOORS: dict[str, set[str]] = {
     "subprocess": {ENGINES},
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
-    "time": {"pipeline.store.object_store", ENGINES, RUN, "jobs"},
+    "time": {"pipeline.store.object_store", ENGINES, WORKER, RUN, "jobs"},
 }
 
 MAX_FILES_IN_FOLDER = 14

@@ -1,1 +1,1 @@
-"""The run: session, ledger, coordinator, workers and cluster. Ray lives here."""
+"""The run: session, ledger, coordinator, cluster and driver. Ray lives here."""

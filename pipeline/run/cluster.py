@@ -37,8 +37,8 @@ from pipeline.run.placement import (
     on_this_node,
     this_place,
 )
-from pipeline.run.worker import Worker
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
+from pipeline.worker.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, Part

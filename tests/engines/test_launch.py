@@ -17,10 +17,10 @@ from pipeline.engines.ladder import _WAIT_S
 from pipeline.engines.launch import LaunchHistory, server_figures
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import EngineError
-from pipeline.run import worker as worker_module
 from pipeline.run.ledger import Ledger
-from pipeline.run.worker import Worker
 from pipeline.store.folder import LocalFolder
+from pipeline.worker import worker as worker_module
+from pipeline.worker.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt
 from tests.fakes.desk import LocalBook, each_once, frozen, prompts_of, published_rows

@@ -23,8 +23,8 @@ from pipeline.engines.served import ServedEngine
 from pipeline.planner.sglang.failures import figures, notes
 from pipeline.planner.sglang.metrics import EngineCounters, engine_counters
 from pipeline.run.ledger import Ledger
-from pipeline.run.worker import Worker
 from pipeline.store.folder import LocalFolder
+from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile
 from schemas.progress import Supply

@@ -7,7 +7,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from pipeline.run.row import Row
+from pipeline.worker.row import Row
 from schemas.completion import Interruption
 from schemas.config import EngineConfig, RetryConfig
 

@@ -22,9 +22,10 @@ from pipeline.dataset.parts import stage_part
 from pipeline.dataset.prompts import history
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.quality.flags import LanguageOf
-from pipeline.run.races import ends_before
-from pipeline.run.retries import Starts, Suspects, Tries, is_given_up
-from pipeline.run.row import (
+from pipeline.store.folder import Folder
+from pipeline.worker.races import ends_before
+from pipeline.worker.retries import Starts, Suspects, Tries, is_given_up
+from pipeline.worker.row import (
     Row,
     failed_row,
     keep_last_try,
@@ -34,8 +35,7 @@ from pipeline.run.row import (
     rows_of_lease,
     take_turn,
 )
-from pipeline.run.worker_ports import Engine, LeaseBook
-from pipeline.store.folder import Folder
+from pipeline.worker.worker_ports import Engine, LeaseBook
 from schemas.completion import Completion, Interruption, Refusal, Turn
 from schemas.config import RunFile
 from schemas.progress import Supply, WorkerReport, WorkerState

@@ -12,11 +12,11 @@ import pytest
 from pipeline.dataset.prompts import conversation, history
 from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError, EngineGivenUpError
-from pipeline.run import worker as worker_module
 from pipeline.run.ledger import Ledger
-from pipeline.run.retries import Starts
-from pipeline.run.worker import Worker
 from pipeline.store.folder import LocalFolder
+from pipeline.worker import worker as worker_module
+from pipeline.worker.retries import Starts
+from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.progress import Orders, Supply
