@@ -1,6 +1,6 @@
-"""Days and dollars of a run on each hardware option: `python -m jobs.estimate`.
+"""Estimate days and dollars of a run on each hardware option: `python -m jobs.estimate`.
 
-Nothing is started and no GPU is needed. `--point` answers for one rate instead.
+Nothing is started and no GPU is needed. `--point` estimates one rate instead.
 """
 
 import argparse
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schemas.estimate import InputSize
     from schemas.plan import Calibration
 
-# More than any request or node holds; above it a figure is a slip of the hand.
+# More than any request or node holds: a larger figure is a typing mistake.
 _MOST = {
     "running_requests": 1e7,
     "input_tokens": 1e8,
@@ -52,7 +52,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the estimate; 2 where the user can mend what is wrong."""
+    """Print the estimate; return 2 for an error that the user can fix."""
     options = _parser().parse_args(argv)
     try:
         tell(_answered(options))
@@ -84,20 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     add("run_file", nargs="?", type=Path, metavar="RUN.yaml")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override the run file")
     add("--hardware", action="append", default=[], metavar="GPU:COUNT[+GPU:COUNT]",
-        help="an option; may be given again; all: every card of the catalogue")  # fmt: skip
-    add("--gpus", type=int, default=8, metavar="N", help="cards an option with --hardware all")
+        help="a hardware option, repeatable; all: every card of the catalogue")  # fmt: skip
+    add("--gpus", type=int, default=8, metavar="N", help="cards per option with --hardware all (8)")
     add("--price", action="append", default=[], metavar="GPU=USD[/SPOT]",
-        help="your own price of a GPU-hour, and on spot")  # fmt: skip
+        help="your own price per GPU-hour, and on spot")  # fmt: skip
     add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
-    add("--lengths-from", metavar="FOLDER", help="output lengths of a finished pilot")
-    add("--update-from", metavar="FOLDER", help="what a running job has shown so far")
+    add("--lengths-from", metavar="FOLDER", help="output lengths from a finished pilot run")
+    add("--update-from", metavar="FOLDER", help="estimate the time left of a run from its folder")
     add("--calibration", action="append", type=Path, default=[], metavar="FILE",
         help="a launch log's figures, as jobs.plan --save-calibration writes them")  # fmt: skip
     add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
     add("--sglang-version", metavar="X", help="release, image tag or build date")
     add("--json", action="store_true", help="print JSON")
     add("--html", type=Path, metavar="FILE", help="write the page as well")
-    point = parser.add_argument_group("one point: the rate at so many running requests")
+    point = parser.add_argument_group("one point: the rate at a number of running requests")
     add = point.add_argument
     add("--point", action="store_true")
     add("--model", metavar="NAME")
@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--input-tokens", type=float, metavar="P")
     add("--output-tokens", type=float, metavar="O")
     add("--output-cv", type=float, default=0.0, metavar="CV", help="spread of the lengths")
-    add("--mtp-accept-length", type=float, metavar="A", help="tokens kept a verify step")
-    add("--draft-tokens", type=int, metavar="D", help="tokens verified a step")
+    add("--mtp-accept-length", type=float, metavar="A", help="tokens kept per verify step")
+    add("--draft-tokens", type=int, metavar="D", help="tokens verified per step")
     return parser
 
 
@@ -155,7 +155,7 @@ def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
 
 
 def _size(options: argparse.Namespace, run: "RunFile") -> "InputSize":
-    """Return what is given; the input is read for the rest alone."""
+    """Return the size of the input, which is read only where the options leave something open."""
     from pipeline.dataset.lengths import input_size, stated_prompts
     from schemas.estimate import InputSize
 
@@ -212,17 +212,17 @@ def _options(options: argparse.Namespace, run: "RunFile") -> "list[tuple[PricedG
 
 
 def _check_differ(found: "list[tuple[PricedGroup, ...]]", where: str) -> None:
-    """The page and its readers know an option by its name."""
+    """Raise PlanError for an option that is given twice: the page refers to options by name."""
     from pipeline.planner.estimate.estimate import option_name
 
     names = [option_name(groups) for groups in found]
     for name in names:
         if names.count(name) > 1:
-            raise PlanError(f"{where}: {name} stands there twice")
+            raise PlanError(f"{where}: {name} is listed twice")
 
 
 def _check_priced(texts: Sequence[str], found: "list[tuple[PricedGroup, ...]]") -> None:
-    """A price that no option asks for is a slip in the card's name."""
+    """Raise PlanError for a price that no option uses, as after a mistyped card name."""
     cards = {group.hardware.gpu.name for groups in found for group in groups}
     for text in texts:
         name = own_price(text)[0]
@@ -268,9 +268,9 @@ def _check_point(options: argparse.Namespace) -> None:
     for name, most in _MOST.items():
         value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
         if value is not None and not 0 <= value <= most:
-            raise PlanError(f"{flag}: found {value:g}; it must lie between 0 and {most:g}")
+            raise PlanError(f"{flag}: found {value:g}; it must be between 0 and {most:g}")
     if options.dp_size > 1 and options.num_gpus is None:
-        raise PlanError("--num-gpus: missing; with --dp-size it does not follow from --tp-size")
+        raise PlanError("--num-gpus: missing; --dp-size needs it")
     for flag, given in (("--html", options.html), ("RUN.yaml", options.run_file)):
         if given is not None:
             raise PlanError(f"--point: found {flag} {given}; one point takes no run file and "
@@ -287,7 +287,7 @@ def _updated(options: argparse.Namespace) -> str:
 
     if options.run_file is not None:
         raise PlanError(
-            f"--update-from: {options.run_file} is not read; the folder holds its run file"
+            f"--update-from: {options.run_file} is not read; the folder has its own run file"
         )
     for name in _NOT_OF_A_RUN:
         if getattr(options, name):
@@ -305,12 +305,12 @@ def _updated(options: argparse.Namespace) -> str:
 
 
 def _hardware_of_the_run(options: argparse.Namespace) -> "tuple[PricedGroup, ...]":
-    """The cards that it runs on, where they are named here."""
+    """Return the cards that the run uses, where --hardware names them."""
     if not options.hardware:
         return ()
     prices = own_prices(options.price)
     if len(options.hardware) > 1 or options.hardware == ["all"]:
-        raise PlanError("--update-from: a run is on one option: give --hardware once")
+        raise PlanError("--update-from: a run uses one option: give --hardware once")
     return groups_of(options.hardware[0], prices)
 
 

@@ -1,7 +1,7 @@
-"""What SGLang will do at launch, before it does: `python -m jobs.plan`.
+"""Forecast an SGLang launch before it happens: `python -m jobs.plan`.
 
 Two forms. With `--` and a launch line, explain that launch. With a run file, search for the
-flags that give the most.
+fastest flags.
 """
 
 import argparse
@@ -34,7 +34,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Explain a launch, or search for one; 2 where the user can mend what is wrong."""
+    """Explain a launch, or search for one; return 2 for an error that the user can fix."""
     own, line = _split(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     options = parser.parse_args(own)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """The job's own options, and the launch line after the first `--`."""
+    """Split off the launch line, which follows the first `--`."""
     if "--" not in words:
         return words, None
     cut = words.index("--")
@@ -83,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--weights-format", metavar="FORMAT", help="bf16, fp8, nvfp4, int4-awq, …")
     add("--prompt-tokens", type=int, default=512, metavar="N", help="mean prompt length")
     add("--output-tokens", type=int, default=7680, metavar="N", help="mean output length")
-    add("--calibrate-from", type=Path, metavar="LOG", help="an engine's launch log")
-    add("--save-calibration", type=Path, metavar="FILE", help="keep what the log says")
-    add("--calibration", type=Path, metavar="FILE", help="a kept calibration")
-    add("--most", type=int, default=10, metavar="N", help="plans to print from a search")
+    add("--calibrate-from", type=Path, metavar="LOG", help="read an engine's launch log")
+    add("--save-calibration", type=Path, metavar="FILE", help="save the figures of the log")
+    add("--calibration", type=Path, metavar="FILE", help="use saved figures of a log")
+    add("--most", type=int, default=10, metavar="N", help="plans to print from a search (10)")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -146,7 +146,7 @@ def _card(name: str | None, memory_gib: float | None) -> "Gpu":
 def _model(
     name: str, config: Path | None, weights_format: str | None, *, overrides: str = ""
 ) -> "ModelFacts":
-    """The model's facts; `overrides` is the JSON of --json-model-override-args."""
+    """Return the model's facts; `overrides` is the JSON of --json-model-override-args."""
     from pipeline.models.facts import model_facts
     from pipeline.models.files import find_model, read_model
 

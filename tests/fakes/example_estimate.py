@@ -147,7 +147,7 @@ RTX_PRO_6000 = ChosenPlan(
     break_even_requests=84,
     warnings=(
         "host: 3 physical cores a GPU; detokenising may hold the engine back",
-        "the KV pool is outgrown in more than one of 100 moments; at 64 requests it is not",
+        "the KV pool overflows more than 1 % of the time; cap running requests at 64",
     ),
 )  # fmt: skip
 

@@ -248,7 +248,7 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
         (("--hardware", "b2000:7"), "unknown GPU 'b2000'; the nearest: b200"),
         (("--hardware", "b200"), "expected GPU:COUNT"),
         (("--hardware", "b200:0"), "expected GPU:COUNT"),
-        (("--hardware", "b200:1", "--hardware", "B200:1"), "stands there twice"),
+        (("--hardware", "b200:1", "--hardware", "B200:1"), "is listed twice"),
         (("--hardware", "b200:1", "--price", "b200=cheap"), "expected GPU=USD"),
         (("--hardware", "b200:1", "--price", "b200=-1"), "expected GPU=USD"),
         (("--hardware", "b200:1", "--price", "h100=2"), "--price h100=2: no option has H100 80GB"),
@@ -259,7 +259,7 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
         (("--gpus", "9999999", "--hardware", "all"), "--gpus: found 9999999"),
         (
             ("--set", "hardware=[{gpu: b200, usd_per_gpu_hour: 2}, {gpu: B200}]"),
-            "1 x B200 stands there twice",
+            "1 x B200 is listed twice",
         ),
         (("--set", "hardware=[{gpu: voodoo, memory_gib: 80}]"), "unknown GPU 'voodoo'"),
         (("--hardware", "b200:1", "--set", "lengths.prompt_tokens_mean=.inf"), "finite number"),
@@ -312,7 +312,7 @@ def test_unpriced_card_is_ranked_last(capsys: pytest.CaptureFixture[str], tmp_pa
     found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *options))
     assert [option["option"] for option in found["options"]] == ["4 x B200", "4 x GB300"]
     assert found["options"][1]["bills"] == []
-    assert "no price of GB300 is known" in found["options"][1]["warnings"][-1]
+    assert "no price for GB300 is known" in found["options"][1]["warnings"][-1]
 
 
 # --- one point --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=a
 
 def at(values: Any, path: str) -> Any:  # noqa: ANN401  # any JSON value
     for key in path.split("."):
-        values = values[int(key)] if isinstance(values, list) else values[key]
+        values = values[int(key)] if isinstance(values, list | tuple) else values[key]
     return values
 
 
@@ -178,7 +178,7 @@ def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
     marks = [e for e in reading.elements if e.tag == "mark"]
     assert len(marks) == 4  # two spot prices, each beside its bar and in the table of prices
     assert "8 x L4 TP 8 is the least that holds the weights" in reading.text
-    assert "the KV pool is outgrown in more than one of 100 moments" in reading.text
+    assert "the KV pool overflows more than 1 % of the time" in reading.text
     assert "host: 3 physical cores a GPU" in reading.text
     for item in EXAMPLE.assumptions:
         assert f"Narrowed by {item.measure}" in reading.text

@@ -1,7 +1,7 @@
-"""One run on every hardware option: plans, rates, days and dollars, and what they hang on.
+"""Estimate one run on every hardware option: plans, rates, days, dollars and their bands.
 
-The walk: memory search → resident batch → rate → job time → bill. Each option is asked for its own
-best plan, so options are compared at equal memory and never at equal batch.
+The walk: memory search → running requests → rate → job time → bill. Every option gets its own best
+plan, so options are compared at equal memory and never at equal batch size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,15 +45,17 @@ from schemas.estimate import (
 )
 from schemas.plan import Calibration, ModelFacts, NoSpeculation
 
-_LEAST_VCPUS_PER_GPU = 8  # four physical cores: tokenising and scheduling of one engine
-# Below it, with this many requests, the host may not keep up with the device.
+# Four physical cores, for one engine's tokenizer and scheduler.
+_LEAST_VCPUS_PER_GPU = 8
+# Steps shorter than this with more requests than that may be limited by the host.
 _SHORT_STEP_S, _SHORT_STEP_REQUESTS = 6e-3, 64
+# The factor on the mean length by which the elasticity of the rate is measured.
 _LONGER = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedGroup:
-    """Cards of one kind in an option, and what they cost where the user says so."""
+    """Cards of one kind in an option, with the user's own prices where there are any."""
 
     hardware: HardwareOption
     own_usd: float | None = None
@@ -62,7 +64,7 @@ class PricedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateQuery:
-    """A run, and all that is known or assumed of it."""
+    """A run, with everything that is known or assumed about it."""
 
     model: ModelFacts
     num_completions: int
@@ -72,7 +74,7 @@ class EstimateQuery:
     base: LaunchFlags
     version: str | None
     release_known: bool
-    """Whether the release's rules are known, rather than the newest taken for it."""
+    """True for a release whose rules are known; False where the newest rules stand in for it."""
     storage_bytes_per_s: float
     hours_between_preemptions: float
     calibrations: Mapping[str, Calibration]
@@ -80,7 +82,7 @@ class EstimateQuery:
 
 
 def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]]) -> RunEstimate:
-    """Every option, cheapest a million tokens first; those without a price by days, last."""
+    """Estimate every option: cheapest per million tokens first, unpriced ones last, by days."""
     fitting: list[HardwareEstimate] = []
     unfit: list[UnfitOption] = []
     for groups in options:
@@ -101,7 +103,7 @@ def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]
 
 
 def option_name(groups: Sequence[PricedGroup]) -> str:
-    """`7 x B200`, `4 x RTX PRO 6000 Blackwell + 2 x B200`."""
+    """Name an option: `7 x B200`, `4 x RTX PRO 6000 Blackwell + 2 x B200`."""
     return " + ".join(f"{group.hardware.count} x {group.hardware.gpu.name}" for group in groups)
 
 
@@ -115,7 +117,7 @@ def _usd_then_days(option: HardwareEstimate) -> tuple[bool, float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedGroup:
-    """One group's search, its best plan, and the group as the clock sees it."""
+    """A group of cards with its search, its best plan and its rate."""
 
     group: PricedGroup
     search: RatedSearch
@@ -151,7 +153,7 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
 
 
 def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
-    """The best plan of one kind of card, and what it gives. PlanError where none fits."""
+    """Find the best plan for one kind of card and its rate. Raises PlanError where none fits."""
     search = rated_search(
         query.model, (group.hardware,), query.load, query.limits, base=query.base,
         version=query.version, calibrations=query.calibrations, most=1,
@@ -189,16 +191,16 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
 
 
 def _alone_s(query: EstimateQuery, best: RatedPlan) -> float:
-    """Seconds a token of a request that runs nearly alone, late in its life."""
+    """Return seconds per token of a request that runs nearly alone, late in its life."""
     context = query.load.workload().context_tokens() * 2
     step = decode_step(best.replica, 1, context).step_s()
     return step / best.resident.rate.accept_length
 
 
 def _elasticity(query: EstimateQuery, best: RatedPlan) -> float:
-    """How log tokens/s moves with log mean length, at the running requests of the plan.
+    """Return d log(tokens/s) / d log(mean length) at the plan's running requests.
 
-    Where the KV pool limits them, they fall as the contexts grow.
+    Where the KV pool limits the running requests, they fall as contexts grow.
     """
     work, standing = query.load.workload(), best.resident
     longer = Workload(
@@ -218,7 +220,7 @@ def _elasticity(query: EstimateQuery, best: RatedPlan) -> float:
 
 
 def _all_cards(time: JobTime, groups: Sequence[PricedGroup]) -> Band:
-    """Cards that no replica uses are paid for as well."""
+    """Return GPU-hours of all cards: those that no replica uses are paid for too."""
     cards = sum(group.hardware.count for group in groups)
     return Band(
         p10=time.days.p10 * 24 * cards, p50=time.days.p50 * 24 * cards,
@@ -229,14 +231,9 @@ def _all_cards(time: JobTime, groups: Sequence[PricedGroup]) -> Band:
 def _bills(
     query: EstimateQuery, rated: Sequence[RatedGroup], time: JobTime, tokens: float
 ) -> tuple[Dollars, ...]:
-    """On demand (or the user's own), then spot; only where every group has such a price."""
-    cards = sum(item.group.hardware.count for item in rated)
+    """Return the bill on demand (or at the own price), then on spot, if all groups are priced."""
     hours = CostedHours(
-        num_gpus=cards,
         gpu_hours=_all_cards(time, [item.group for item in rated]),
-        start_hours=time.start_hours,
-        tail_hours=time.tail_hours,
-        restart_hours=time.restart_hours,
         tokens=tokens,
         tokens_per_s=time.tokens_per_s,
     )
@@ -259,7 +256,7 @@ def _price(query: EstimateQuery, group: PricedGroup, *, spot: bool) -> Price | N
 
 
 def _blended(prices: Sequence[Price], counts: Sequence[int]) -> Price:
-    """One price a GPU-hour for an option of several kinds of cards."""
+    """Average the price per GPU-hour over an option with several kinds of cards."""
     if len(prices) == 1:
         return prices[0]
     total = sum(counts)
@@ -281,14 +278,15 @@ def _blended(prices: Sequence[Price], counts: Sequence[int]) -> Price:
 def _mean_preemption(
     query: EstimateQuery, rated: Sequence[RatedGroup], prices: Sequence[Price]
 ) -> Preemption:
-    """One for all cards: each kind loses time of its own, which costs what that kind costs."""
+    """Average the preemption over all cards, weighted by what each kind costs."""
     each = [_preemption(query, item) for item in rated]
     weights = [
         item.group.hardware.count * price.usd_per_gpu_hour
         for item, price in zip(rated, prices, strict=True)
     ]
     total = sum(weights)
-    if not total:  # hardware of one's own: what is lost costs nothing
+    if not total:
+        # Owned hardware: lost time costs nothing.
         return each[0]
 
     def mean(figures: Sequence[float]) -> float:
@@ -313,7 +311,7 @@ def _preemption(query: EstimateQuery, rated: RatedGroup) -> Preemption:
     )
 
 
-# --- what is told -----------------------------------------------------------------------------
+# --- the plan and its warnings ----------------------------------------------------------------
 
 
 def _chosen(query: EstimateQuery, rated: RatedGroup) -> ChosenPlan:
@@ -353,26 +351,26 @@ def _plan_warnings(query: EstimateQuery, rated: RatedGroup) -> tuple[str, ...]:
     if standing.retraction_risk:
         calm = _calm_requests(query, best)
         found.append(
-            "the KV pool is outgrown in more than one of 100 moments: the engine then takes "
-            f"requests back and prefills them again; at {calm} running requests it is not"
+            "the KV pool overflows more than 1 % of the time, so SGLang retracts requests and "
+            f"prefills them again; cap running requests at {calm} to avoid it"
         )
     step_s = standing.rate.step.step_s()
     if step_s < _SHORT_STEP_S and standing.running_requests > _SHORT_STEP_REQUESTS:
         found.append(
-            f"a step takes {1000 * step_s:.1f} ms at {standing.running_requests:.0f} requests: "
-            "the host's scheduling may become the limit"
+            f"a step lasts {1000 * step_s:.1f} ms at {standing.running_requests:.0f} requests: "
+            "the host's scheduler may become the bottleneck"
         )
     vcpus = speed_of(best.found.hardware.gpu).vcpus_per_gpu
     if vcpus is not None and vcpus < _LEAST_VCPUS_PER_GPU:
         found.append(
-            f"nodes with this card have {vcpus:g} vCPUs a GPU; an engine wants "
+            f"nodes with this card have {vcpus:g} vCPUs per GPU; an engine needs "
             f"{_LEAST_VCPUS_PER_GPU}"
         )
     return tuple(found)
 
 
 def _calm_requests(query: EstimateQuery, best: RatedPlan) -> int:
-    """The most running requests of a replica that the KV pool holds 99 times of 100."""
+    """Return the most running requests per replica that fit the KV pool 99 % of the time."""
     shape, prompt = query.load.lengths.shape, query.load.prompt_tokens_mean
     ranks = best.replica.ranks.attention_dp_size
     pool = best.found.candidate.sized.pool.tokens
@@ -385,20 +383,20 @@ def _calm_requests(query: EstimateQuery, best: RatedPlan) -> int:
 
 
 def _option_warnings(query: EstimateQuery, rated: Sequence[RatedGroup]) -> tuple[str, ...]:
-    # A release that is named and not known; where none is named, the newest is taken.
+    # A named release may be unknown; where none is named, the newest is assumed.
     found = list(rules_for(query.version)[1]) if query.version else []
     for item in rated:
         used = item.rate.replicas * item.rate.gpus_per_replica
         idle = item.group.hardware.count - used
         if idle:
             found.append(
-                f"{idle} of {item.group.hardware.count} {item.group.hardware.gpu.name} stand idle: "
-                f"a replica takes {item.rate.gpus_per_replica}"
+                f"{idle} of {item.group.hardware.count} {item.group.hardware.gpu.name} are idle: "
+                f"a replica uses {item.rate.gpus_per_replica}"
             )
         spot = _price(query, item.group, spot=True)
         if spot is None and _price(query, item.group, spot=False) is None:
             found.append(
-                f"no price of {item.group.hardware.gpu.name} is known: give your own to rank this "
+                f"no price for {item.group.hardware.gpu.name} is known: pass --price to rank this "
                 "option by dollars"
             )
         limit = query.load.lengths.summary.limit_tokens

@@ -1,7 +1,6 @@
-"""Figures as a person reads them: the terminal table and the page print the same strings.
+"""Figures formatted for people: the terminal table and the page print the same strings.
 
-A figure that is not known is printed with two significant digits, a count or a price with all of
-its own. Nothing is computed here but digits.
+An estimated figure has two significant digits; a count or a listed price has all of them.
 """
 
 import math
@@ -20,7 +19,7 @@ _PRICE_NAMES: dict[PriceKind, str] = {
 
 
 def two_figures(value: float) -> str:
-    """Two significant digits, thousands apart: 0.90, 6.1, 13, 1,100."""
+    """Format with two significant digits and thousands separators: 0.90, 6.1, 13, 1,100."""
     rounded = float(f"{value:.1e}")
     if not rounded:
         return "0"
@@ -29,34 +28,34 @@ def two_figures(value: float) -> str:
 
 
 def span(band: Band) -> str:
-    """The middle 80 %: 5.6-8.2, or one figure where both ends are printed alike."""
+    """Format the middle 80 %: 5.6-8.2, or one figure where both ends look the same."""
     low, high = two_figures(band.p10), two_figures(band.p90)
     return low if low == high else f"{low}-{high}"
 
 
 def count(value: float) -> str:
-    """A whole number, thousands apart."""
+    """Format a whole number with thousands separators."""
     return f"{round(value):,}"
 
 
 def average(value: float) -> str:
-    """A mean of counts: whole from ten up, one decimal below."""
+    """Format a mean of counts: whole from ten up, one decimal below."""
     return f"{value:.1f}" if value < 9.95 else count(value)
 
 
 def percent(fraction: float) -> str:
-    """Whole percent from ten up, one decimal below: 37 %, 2.4 %."""
+    """Format a fraction as percent, whole from ten up, one decimal below: 37 %, 2.4 %."""
     points = fraction * 100
     return f"{points:.0f} %" if points >= 9.95 or points == 0 else f"{points:.1f} %"
 
 
 def axis_figure(value: float) -> str:
-    """A round figure on an axis, as short as it can be."""
+    """Format a round figure on an axis, as short as possible."""
     return count(value) if value == round(value) else ratio(value)
 
 
 def ratio(value: float) -> str:
-    """A plain number without trailing zeros: 1.2, 0.85, 1."""
+    """Format a plain number without trailing zeros: 1.2, 0.85, 1."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -64,49 +63,49 @@ def ratio(value: float) -> str:
 
 
 def days(value: float) -> str:
-    """One figure with its unit."""
+    """Format days: 5.7 days."""
     return f"{two_figures(value)} days"
 
 
 def days_span(band: Band) -> str:
-    """5.6-8.2 days."""
+    """Format a band of days: 5.6-8.2 days."""
     return f"{span(band)} days"
 
 
 def hours(value: float) -> str:
-    """Hours, or minutes where hours have no digit to show."""
+    """Format hours, or minutes where hours would round to nothing."""
     if 0 < value < 0.095:
         return f"{two_figures(value * 60)} min"
     return f"{two_figures(value)} h"
 
 
 def usd(value: float) -> str:
-    """$610."""
+    """Format dollars: $610."""
     return f"${two_figures(value)}"
 
 
 def usd_span(band: Band) -> str:
-    """$490-760."""
+    """Format a band of dollars: $490-760."""
     return f"${span(band)}"
 
 
 def tokens_per_s(value: float) -> str:
-    """1,100 tokens/s."""
+    """Format a rate: 1,100 tokens/s."""
     return f"{two_figures(value)} tokens/s"
 
 
 def gib(size_bytes: int) -> str:
-    """51.08 GiB: the digits that a launch log prints."""
+    """Format bytes with the digits that a launch log prints: 51.08 GiB."""
     return f"{size_bytes / GIB:.2f} GiB"
 
 
 def milliseconds(seconds: float) -> str:
-    """72 ms."""
+    """Format seconds as milliseconds: 72 ms."""
     return f"{two_figures(seconds * 1000)} ms"
 
 
 def large_count(value: float) -> str:
-    """Two digits and a word: 2.3 billion."""
+    """Format with two digits and a word: 2.3 billion."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= size * 0.995:
             return f"{two_figures(value / size)} {word}"
@@ -117,24 +116,24 @@ def large_count(value: float) -> str:
 
 
 def price_name(kind: PriceKind) -> str:
-    """The kind in words."""
+    """Return the kind of price in words."""
     return _PRICE_NAMES[kind]
 
 
 def hourly_usd(value: float) -> str:
-    """A price as it is listed, to the cent."""
+    """Format a price as it is listed, to the cent."""
     return f"${value:,.2f}"
 
 
 def hourly_span(price: Price) -> str:
-    """What others ask: $1.40-2.20, or nothing where the price stands alone."""
+    """Format the range of all listings: $1.40-2.20, or empty for a single price."""
     if price.low_usd_per_gpu_hour == price.high_usd_per_gpu_hour:
         return ""
     return f"${price.low_usd_per_gpu_hour:,.2f}-{price.high_usd_per_gpu_hour:,.2f}"
 
 
 def price_date(price: Price) -> str:
-    """When the price was read."""
+    """Return the date on which the price was read."""
     return price.date or "date not known"
 
 
@@ -142,20 +141,20 @@ def price_date(price: Price) -> str:
 
 
 def plan_layout(plan: ChosenPlan) -> str:
-    """TP 1 x 7 replicas."""
+    """Describe the layout: TP 1 x 7 replicas."""
     stages = f" x PP {plan.pp_size}" if plan.pp_size > 1 else ""
     replicas = f"{plan.replicas} replica{'' if plan.replicas == 1 else 's'}"
     return f"TP {plan.tp_size}{stages} x {replicas}"
 
 
 def plan_switches(plan: ChosenPlan) -> str:
-    """MTP off, prefix cache off."""
+    """Describe the switches: MTP off, prefix cache off."""
     mtp = f"MTP on ({plan.num_draft_tokens} draft tokens)" if plan.mtp else "MTP off"
     return f"{mtp}, prefix cache {'on' if plan.prefix_cache else 'off'}"
 
 
 def plan_requests(plan: ChosenPlan) -> str:
-    """What runs at once in one replica, and what limits it."""
+    """Describe how many requests run in one replica, and what limits them."""
     return (
         f"{average(plan.running_requests)} of at most {count(plan.cap_requests)} requests run in "
         f"each, limited by {plan.limited_by}"
@@ -163,7 +162,7 @@ def plan_requests(plan: ChosenPlan) -> str:
 
 
 def step_parts(step: StepParts) -> tuple[tuple[str, float], ...]:
-    """The parts that take time, by name, in seconds."""
+    """Return the parts of a step that last longer than 0, by name, in seconds."""
     parts = (
         ("dense", step.dense_s),
         ("experts", step.experts_s),
@@ -178,7 +177,7 @@ def step_parts(step: StepParts) -> tuple[tuple[str, float], ...]:
 
 
 def plan_step(plan: ChosenPlan) -> str:
-    """Where the device's time goes."""
+    """Describe the step, its parts, and prefill's share of device time."""
     parts = ", ".join(
         f"{name} {two_figures(seconds * 1000)}" for name, seconds in step_parts(plan.step)
     )
@@ -189,7 +188,7 @@ def plan_step(plan: ChosenPlan) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """For people: 42 s, 3 min, 5.2 h, 1.8 days."""
+    """Format seconds: 42 s, 3 min, 5.2 h, 1.8 days; unknown where None."""
     if seconds is None:
         return "not known yet"
     for size_s, unit, digits in ((SECONDS_PER_DAY, "days", 1), (3_600, "h", 1), (60, "min", 0)):

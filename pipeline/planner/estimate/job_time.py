@@ -1,16 +1,15 @@
-"""How long a job takes on one hardware option: days, GPU-hours, and what their band hangs on.
+"""Job time on one hardware option: days, GPU-hours, and what widens their band.
 
     T = N E[o] / (rate x u) + T_start + T_tail
 
-An option is a sum of groups of replicas fed from one queue, so that its rate is a sum and only its
-last requests make a tail. Knows neither how a rate was found nor what an hour costs.
+An option is a sum of replica groups fed from one queue, so its rate is a sum and only its last
+requests make a tail. This module knows neither how a rate was found nor what an hour costs.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import NormalDist
 
 from pipeline.errors import PlanError
 from pipeline.planner.lengths.lengths import LengthModel
@@ -26,38 +25,36 @@ from pipeline.planner.rate.errors import RateGroup, rate_of
 from schemas.estimate import Assumption, Band
 from schemas.units import P90_SDS, SECONDS_PER_DAY
 
-# assumed, until a run shows its own: 0.95, and 0.88 to 0.98 in eight cases of ten. In the logit
-# those three lie evenly: 1.99, 2.94, 3.89.
+# assumed, until a run shows its own: 0.95, and 0.88 to 0.98 in eight cases out of ten. In the logit
+# the three are evenly spaced: 1.99, 2.94, 3.89.
 AVAILABILITY = Band(p10=0.88, p50=0.95, p90=0.98)
-# assumed: what interrupts a run comes once in half a day or so; that long says as much as the band
+# assumed: a run is interrupted about every half day, so that much evidence equals the prior
 _HOURS_OF_THE_PRIOR = 12.0
 
 DRAWS = 4000
 _SEED = 20_261_130
-# Graph capture and kernel tuning. assumed: two to ten minutes, by model and release
+# assumed: graph capture and kernel tuning last two to ten minutes, by model and release
 CAPTURE_LOW_S, CAPTURE_HIGH_S = 120.0, 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime:
-    """What one option takes for the whole job."""
+    """Time of the whole job on one option, and what widens it."""
 
     tokens_per_s: Band
-    """Of all groups, before availability."""
+    """Tokens per second of all groups, before availability."""
     days: Band
     gpu_hours: Band
     start_hours: float
     tail_hours: float
     restart_hours: float
-    """Of the p50: what availability below one costs."""
-    overhead_fraction: float
-    """Of the p50: start and tail over the time in between."""
+    """Hours that an availability below 1 costs at the p50."""
     assumptions: tuple[Assumption, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Tokens yet to generate, and how well they are known."""
+    """Tokens still to generate, and how well they are known."""
 
     completions: float
     tokens: float
@@ -67,9 +64,9 @@ class Work:
 
 
 def whole_job(num_completions: int, lengths: LengthModel) -> Work:
-    """All of it, from the first prompt on."""
+    """Return the work of the whole job. Raises PlanError without completions."""
     if num_completions < 1:
-        raise PlanError(f"completions: {num_completions} found, 1 or more expected")
+        raise PlanError(f"completions: found {num_completions}; expected 1 or more")
     summary = lengths.summary
     return Work(
         completions=num_completions,
@@ -87,7 +84,7 @@ def job_time(
     availability: Band = AVAILABILITY,
     started: bool = False,
 ) -> JobTime:
-    """The band of days and hours. A job that has started pays no start any more."""
+    """Return the bands of days and hours. A job that has `started` has paid its start."""
     _check(work, groups)
     gpus = sum(group.replicas * group.gpus_per_replica for group in groups)
     tail_s = tail_seconds(work.completions, groups, work.shape)
@@ -103,22 +100,21 @@ def job_time(
         start_hours=middle.start_s / 3600,
         tail_hours=tail_s / 3600,
         restart_hours=middle.generating_s * (1 - availability.p50) / 3600,
-        overhead_fraction=(middle.start_s + tail_s) / middle.generating_s,
         assumptions=_assumptions(work, groups, availability, started, middle),
     )
 
 
 def _check(work: Work, groups: Sequence[RateGroup]) -> None:
     if not work.tokens > 0:
-        raise PlanError(f"job time: {work.tokens:g} tokens to generate found, more than 0 expected")
+        raise PlanError(f"job time: found {work.tokens:g} tokens to generate; expected more than 0")
     for group in groups:
         if group.replicas < 1 or not group.tokens_per_s > 0:
             raise PlanError(
-                f"{group.name}: {group.replicas} replicas at {group.tokens_per_s:g} tokens/s "
-                "found, more than 0 of both expected"
+                f"{group.name}: found {group.replicas} replicas at {group.tokens_per_s:g} "
+                "tokens/s; expected more than 0 of both"
             )
     if not groups:
-        raise PlanError("job time: no group of replicas found, 1 or more expected")
+        raise PlanError("job time: found no group of replicas; expected 1 or more")
 
 
 # --- the middle case ---------------------------------------------------------------------------
@@ -126,14 +122,14 @@ def _check(work: Work, groups: Sequence[RateGroup]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seconds:
-    """The parts of one case."""
+    """Seconds of one case, by part."""
 
     generating_s: float
     start_s: float
 
 
 def start_seconds(groups: Sequence[RateGroup], capture_s: float) -> float:
-    """Until the groups generate: each is missed by its part of the rate, the others go ahead."""
+    """Return seconds lost to starting, each group weighted by its share of the rate."""
     weighted = sum(
         group.replicas * group.tokens_per_s * (group.load_s + capture_s) for group in groups
     )
@@ -153,9 +149,9 @@ def _seconds(
 # --- the draws ---------------------------------------------------------------------------------
 
 
-def band_of(figures: Iterable[float]) -> Band:
-    """The p10, p50 and p90 of many figures."""
-    ascending = sorted(figures)
+def band_of(values: Iterable[float]) -> Band:
+    """Return the p10, p50 and p90 of the values."""
+    ascending = sorted(values)
 
     def at(fraction: float) -> float:
         place = fraction * (len(ascending) - 1)
@@ -169,7 +165,7 @@ def band_of(figures: Iterable[float]) -> Band:
 def _draws(
     work: Work, groups: Sequence[RateGroup], availability: Band, started: bool, tail_s: float
 ) -> list[tuple[float, float]]:
-    """Seconds for the job and tokens/s, for each draw of all that is not known."""
+    """Return the job's seconds and tokens/s for each draw of everything that is uncertain."""
     random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
     heavy = {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
     usual_rate = rate_of(groups)
@@ -198,54 +194,57 @@ def _log_factor(group: RateGroup, luck: Mapping[str, float], longer: float) -> f
 
 
 def _luck(random: Random, heavy_tailed: bool) -> float:
-    """Standard deviation 1: of a normal, or of Student's t of 4, whose own is root 2."""
+    """Draw with standard deviation 1 from a normal, or from Student's t with 4 degrees of freedom.
+
+    The t distribution's own standard deviation is root 2.
+    """
     normal = random.gauss(0, 1)
     if not heavy_tailed:
         return normal
     return normal / math.sqrt(random.gammavariate(2, 2) / 4) / math.sqrt(2)
 
 
-# --- what the band hangs on --------------------------------------------------------------------
+# --- what widens the band ----------------------------------------------------------------------
 
 
 def _assumptions(
     work: Work, groups: Sequence[RateGroup], availability: Band, started: bool, middle: _Seconds
 ) -> tuple[Assumption, ...]:
-    """Each assumption's part of the variance of log days, to first order, widest first."""
+    """Return each assumption's share of the variance of log days, to first order, widest first."""
     rate = rate_of(groups)
     parts = [group.replicas * group.tokens_per_s / rate for group in groups]
     sds: dict[str, float] = {}
-    told: dict[str, tuple[str, str, str]] = {}
+    texts: dict[str, tuple[str, str, str]] = {}
     for part, group in zip(parts, groups, strict=True):
         for spread in group.spreads:
             sds[spread.name] = sds.get(spread.name, 0.0) + part * spread.log_sd
-            told.setdefault(spread.name, (spread.value, spread.source, spread.measure))
+            texts.setdefault(spread.name, (spread.value, spread.source, spread.measure))
     slowed = sum(
         part * group.elasticity_to_length for part, group in zip(parts, groups, strict=True)
     )
     sds["mean output length"] = work.relative_error * (1 - slowed)
-    told["mean output length"] = (
+    texts["mean output length"] = (
         f"{work.tokens / work.completions:,.0f} tokens ± {100 * work.relative_error:.0f} %",
         work.source,
-        "a pilot of some hundred prompts chosen at random, counted when all have finished",
+        "a pilot of a few hundred random prompts, counted once all have finished",
     )
     sds["availability"] = math.log(availability.p90 / availability.p10) / 2 / P90_SDS
-    told["availability"] = (
+    texts["availability"] = (
         f"{availability.p50:.2f} ({availability.p10:.2f} to {availability.p90:.2f})",
-        "assumed: restarts, hangs, throttling and retries take the rest"
+        "assumed: restarts, hangs, throttling and retries use up the rest"
         if availability == AVAILABILITY
         else "the run so far",
-        "the first day of the run, time that engines generate over time that passed",
+        "the first day of the run: engine time spent generating over elapsed time",
     )
     sds = {name: sd * middle.generating_s / _whole_s(middle) for name, sd in sds.items()}
     if not started:
         sds["start-up"] = (CAPTURE_HIGH_S - CAPTURE_LOW_S) / math.sqrt(12) / _whole_s(middle)
-        told["start-up"] = (
+        texts["start-up"] = (
             f"{middle.start_s / 60:.0f} minutes ± 4",
-            "assumed: graph capture and kernel tuning take 2 to 10 minutes",
+            "assumed: graph capture and kernel tuning last 2 to 10 minutes",
             "one launch of the engine on the target card, timed",
         )
-    return _shares(sds, told)
+    return _shares(sds, texts)
 
 
 def _whole_s(middle: _Seconds) -> float:
@@ -253,12 +252,12 @@ def _whole_s(middle: _Seconds) -> float:
 
 
 def _shares(
-    sds: Mapping[str, float], told: Mapping[str, tuple[str, str, str]]
+    sds: Mapping[str, float], texts: Mapping[str, tuple[str, str, str]]
 ) -> tuple[Assumption, ...]:
     total = math.fsum(sd * sd for sd in sds.values())
     found = []
     for name, sd in sorted(sds.items(), key=lambda item: -abs(item[1])):
-        value, source, measure = told[name]
+        value, source, measure = texts[name]
         found.append(
             Assumption(
                 name=name,
@@ -277,12 +276,12 @@ def _shares(
 def remaining_work(
     num_completions: int, finished: int, running_tokens: Sequence[int], lengths: LengthModel
 ) -> Work:
-    """What is yet to generate: all that wait, and what the running ones have not written."""
+    """Return the work left: waiting completions, and the rest of the running ones."""
     waiting = max(num_completions - finished - len(running_tokens), 0)
-    yet = math.fsum(mean_remaining(lengths.shape, tokens) for tokens in running_tokens)
+    rest = math.fsum(mean_remaining(lengths.shape, tokens) for tokens in running_tokens)
     return Work(
         completions=waiting + len(running_tokens),
-        tokens=waiting * lengths.summary.mean_tokens + yet,
+        tokens=waiting * lengths.summary.mean_tokens + rest,
         relative_error=lengths.summary.mean_relative_error,
         source=lengths.summary.source,
         shape=lengths.shape,
@@ -290,7 +289,10 @@ def remaining_work(
 
 
 def drawn_availability(normal: float, band: Band) -> float:
-    """One draw whose p10, p50 and p90 are the band's, normal in the logit on either side."""
+    """Map a standard normal draw to an availability with the band's p10, p50 and p90.
+
+    On either side of the median the logit is normal.
+    """
     if band.p10 == band.p90:
         return band.p50
     side = band.p10 if normal < 0 else band.p90
@@ -299,7 +301,7 @@ def drawn_availability(normal: float, band: Band) -> float:
 
 
 def availability_seen(generating_s: float, passed_s: float, prior: Band = AVAILABILITY) -> Band:
-    """The prior and what a run has shown: engines' generating time over the time that passed."""
+    """Combine the prior with what a run has shown: generating time over elapsed time."""
     hours = passed_s / 3600
     if hours <= 0:
         return prior
@@ -323,13 +325,13 @@ def _fraction(logit: float) -> float:
 
 
 def tail_seconds(completions: float, groups: Sequence[RateGroup], shape: LengthShape) -> float:
-    """What the last requests take beyond their work at full rate.
+    """Return the extra seconds of the last requests over the same work at full rate.
 
-    When the queue is empty, B requests run. With a step that grows evenly from s (alone) to f
-    (full batch), the last one ends after s E[longest remaining] + (f - s) E[remaining]; at full
-    rate the same work takes f E[remaining]. The difference is s times what the longest remaining
-    is over the mean. In a job shorter than its batches, all start at once and the longest of all
-    completions is the last.
+    When the queue is empty, B requests run. If the step time grows linearly from s (alone) to f
+    (full batch), the last request ends after s E[longest remaining] + (f - s) E[remaining]; at
+    full rate the same work lasts f E[remaining]. The difference is s times the longest remaining
+    length over the mean. In a job shorter than its batches all requests start at once, and the
+    longest completion ends last.
     """
     resident = sum(group.replicas * group.running_requests for group in groups)
     part = min(1.0, completions / resident)
@@ -341,15 +343,3 @@ def tail_seconds(completions: float, groups: Sequence[RateGroup], shape: LengthS
         slower_s = max(group.running_requests / group.tokens_per_s - group.small_step_s, 0.0)
         ends.append(group.small_step_s * longest + slower_s * part * remaining)
     return max(max(ends) - resident * part * remaining / rate_of(groups), 0.0)
-
-
-def static_shard_penalty(num_completions: int, shards: int, cv: float) -> float:
-    """How much longer the slowest of equal random shards takes than the mean one.
-
-    One queue costs nothing of this; a split of input sorted by topic costs tens of percent.
-    The mean of the largest of k normals by Blom's approximation.
-    """
-    if shards < 2:
-        return 0.0
-    largest = NormalDist().inv_cdf((shards - 0.375) / (shards + 0.25))
-    return largest * cv / math.sqrt(num_completions / shards)

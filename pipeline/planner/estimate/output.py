@@ -1,7 +1,7 @@
-"""An estimate as JSON (full precision, units in the keys) and as the table for a terminal.
+"""An estimate as JSON, with units in the keys, and as a table for a terminal.
 
-The JSON keys are the interface of `python -m jobs.estimate --json`, and the page carries their
-paths. Nothing is estimated here: options stand in the order in which they come.
+The JSON keys are the interface of `jobs.estimate --json`; the HTML page refers to their paths.
+Nothing is estimated here, and the order of the options is kept.
 """
 
 import textwrap
@@ -27,18 +27,18 @@ _RANKING_ORDER: tuple[PriceKind, ...] = ("own", "on_demand", "spot")
 
 
 def ranking_bill(option: HardwareEstimate) -> Dollars | None:
-    """The bill that ranks an option: the user's own price, else on demand, else spot."""
+    """Return the bill that ranks an option: at the own price, else on demand, else on spot."""
     bills = {bill.price.kind: bill for bill in option.bills}
     return next((bills[kind] for kind in _RANKING_ORDER if kind in bills), None)
 
 
 def output_tokens(estimate: RunEstimate) -> float:
-    """Output tokens of the whole run, expected."""
+    """Return the expected output tokens of the whole run."""
     return estimate.num_completions * estimate.output_lengths.mean_tokens
 
 
 def hours_usd(option: HardwareEstimate, bill: Dollars, hours: float) -> float:
-    """What it costs to hold all cards of the option for a while."""
+    """Return the cost of all cards of the option for some hours."""
     return hours * option.num_gpus * bill.price.usd_per_gpu_hour
 
 
@@ -73,7 +73,7 @@ def estimate_json(estimate: RunEstimate) -> dict[str, Any]:
 
 
 def estimate_text(estimate: RunEstimate) -> str:
-    """The options as a table, then what the band hangs on, the prices, and what does not fit."""
+    """Return the options as a table, then assumptions, prices, misfits and warnings."""
     blocks = [
         _head_lines(estimate),
         _option_lines(estimate.options),
@@ -110,7 +110,7 @@ def _head_lines(estimate: RunEstimate) -> list[str]:
 
 
 def _option_lines(options: Sequence[HardwareEstimate]) -> list[str]:
-    """One row of p50 an option, its p10-p90 beneath, then its plans and what is lost on the way."""
+    """Return a row of p50 per option, its p10-p90 below, then its plans and overheads."""
     if not options:
         return ["no option runs this model"]
     kinds = [kind for kind in _RANKING_ORDER if any(_bill(option, kind) for option in options)]
@@ -119,7 +119,7 @@ def _option_lines(options: Sequence[HardwareEstimate]) -> list[str]:
     columns = zip(head, *(row for table in tables for row in table), strict=True)
     widths = [max(map(len, column)) for column in columns]
     lines = [
-        "p50, and p10-p90 beneath it; cheapest output token first",
+        "p50, with p10-p90 below it; cheapest output token first",
         "",
         f"{'':>3}  {_row(head, widths)}  option",
     ]
@@ -129,7 +129,7 @@ def _option_lines(options: Sequence[HardwareEstimate]) -> list[str]:
 
 
 def _option_rows(rank: int, option: HardwareEstimate, rows: Sequence[str]) -> list[str]:
-    """The figures with the option's name beside them, then the lines that explain them."""
+    """Return the figures with the option's name next to them, then the explaining lines."""
     starts = [f"{rank:>3}  {rows[0]}  ", f"{'':>3}  {rows[1]}  "]
     names = textwrap.wrap(option.option, width=max(_WIDTH - len(starts[0]), 24))
     blank = " " * len(starts[0])
@@ -167,7 +167,7 @@ def _bill(option: HardwareEstimate, kind: PriceKind) -> Dollars | None:
 
 
 def _only_plan_rate(option: HardwareEstimate) -> Band | None:
-    """Cards of several kinds have no common rate."""
+    """Return the rate per GPU; None for cards of several kinds, which share no rate."""
     return option.plans[0].tokens_per_s_per_gpu if len(option.plans) == 1 else None
 
 
@@ -176,7 +176,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _plan_texts(option: HardwareEstimate, plan: ChosenPlan) -> tuple[str, str]:
-    """What is launched and runs at once, and where the time goes; the card where there are two."""
+    """Return two lines: the launch with its requests, and the step with its parts."""
     launch = (
         f"{figures.plan_layout(plan)}, {figures.plan_switches(plan)}; {figures.plan_requests(plan)}"
     )
@@ -204,7 +204,7 @@ def _loss_text(option: HardwareEstimate) -> str:
             if bill.preemption_usd
         ),
     ]
-    return f"of it: {', '.join(parts)}"
+    return f"of which {', '.join(parts)}"
 
 
 def _assumption_lines(estimate: RunEstimate) -> list[str]:
@@ -219,7 +219,7 @@ def _assumption_lines(estimate: RunEstimate) -> list[str]:
 
 
 def _price_lines(options: Sequence[HardwareEstimate]) -> list[str]:
-    """One row a price, under the source that it comes from."""
+    """Return one row per price, grouped by source."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     for option in options:
         for bill in option.bills:
@@ -234,10 +234,10 @@ def _price_lines(options: Sequence[HardwareEstimate]) -> list[str]:
             )
             rows.setdefault(price.source, []).append(cells)
     if not rows:
-        return ["prices: none known; give your own to see dollars"]
+        return ["prices: none known; pass --price to see dollars"]
     every = [cells for group in rows.values() for cells in group]
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    lines = ["prices of a GPU-hour, with the range that others ask, and when they were read"]
+    lines = ["prices per GPU-hour, with the range of all listings and the date they were read"]
     for source, group in rows.items():
         lines += _wrapped(f"{source}:", first="  ")
         for hourly, *rest, name in group:
@@ -249,7 +249,7 @@ def _price_lines(options: Sequence[HardwareEstimate]) -> list[str]:
 def _unfit_lines(estimate: RunEstimate) -> list[str]:
     if not estimate.unfit:
         return []
-    lines = ["runs on none of these"]
+    lines = ["does not run on"]
     for item in estimate.unfit:
         lines += _wrapped(f"{item.option}: {item.reason}", first="  ")
     return lines
@@ -264,7 +264,7 @@ def _warning_lines(options: Sequence[HardwareEstimate]) -> list[str]:
 
 
 def warnings_by_text(options: Iterable[HardwareEstimate]) -> dict[str, tuple[str, ...]]:
-    """Each warning once, with the options that it holds for."""
+    """Return each warning once, with the options that it applies to."""
     found: dict[str, tuple[str, ...]] = {}
     for option in options:
         for text in _option_warnings(option):
@@ -273,15 +273,15 @@ def warnings_by_text(options: Iterable[HardwareEstimate]) -> dict[str, tuple[str
 
 
 def _option_warnings(option: HardwareEstimate) -> tuple[str, ...]:
-    """In the order in which they come, none twice."""
+    """Return the warnings of an option and its plans in order, without repeats."""
     of_plans = [text for plan in option.plans for text in plan.warnings]
     return tuple(dict.fromkeys((*option.warnings, *of_plans)))
 
 
 def _wrapped(text: str, *, first: str) -> list[str]:
-    """Lines of at most 120 columns; those after the first stand under the text."""
+    """Wrap to 120 columns; later lines are indented to the text."""
     if len(first) > _WIDTH - 24:
-        # No room beside it: the text goes beneath.
+        # No room next to it: the text starts on the next line.
         return [first.rstrip(), *_wrapped(text, first=" " * 9)]
     return textwrap.wrap(
         text,

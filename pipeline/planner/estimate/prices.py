@@ -1,7 +1,7 @@
-"""What a GPU-hour costs: the catalogue's listed prices, or the user's own.
+"""Prices per GPU-hour: the catalogue's listings, or the user's own.
 
-A price is quoted from one listing, the one nearest to the middle of all; its range is that of all
-listings. Today's date arrives with the question.
+A price quotes one listing, the one nearest to the median; its range covers all listings. The
+caller passes today's date.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _UNDATED = "date not known"
 def prices_of(
     gpu: Gpu, today: date, *, own_usd: float | None = None, own_spot_usd: float | None = None
 ) -> tuple[Price, ...]:
-    """On demand, then spot, as far as either is known. A user's own price replaces both."""
+    """Return the prices on demand, then on spot, where known. Own prices replace both."""
     if own_usd is not None or own_spot_usd is not None:
         own = (("own", own_usd), ("spot", own_spot_usd))
         return tuple(
@@ -40,7 +40,7 @@ def prices_of(
 
 def _own_price(kind: str, usd: float, today: date) -> Price:
     if not usd >= 0:
-        raise PlanError(f"price: found {usd:g} USD a GPU-hour; it must be 0 or more")
+        raise PlanError(f"price: found {usd:g} USD per GPU-hour; it must be 0 or more")
     return Price(
         kind="own" if kind == "own" else "spot",
         low_usd_per_gpu_hour=usd,
@@ -54,7 +54,7 @@ def _own_price(kind: str, usd: float, today: date) -> Price:
 
 def _quoted(listings: Sequence[Listing], today: date) -> Price:
     middle = median(_middle(listing) for listing in listings)
-    # Of two as near to the middle, the one read later.
+    # Of two listings equally near the median, quote the newer one.
     quoted = min(
         sorted(listings, key=lambda listing: listing.date, reverse=True),
         key=lambda listing: abs(_middle(listing) - middle),

@@ -12,9 +12,7 @@ from pipeline.planner.estimate.cost import (
     dollar_assumptions,
     is_stale,
     long_request_warning,
-    overhead_dollars,
     price_assumption,
-    usd_per_million_tokens,
 )
 from schemas.estimate import Assumption, Band, Price, PriceKind
 
@@ -32,10 +30,7 @@ def sure(figure: float) -> Band:
 
 def hours(gpu_hours: Band, rate: Band | None = None) -> CostedHours:
     """The founding job: 2.281e9 tokens on four cards."""
-    return CostedHours(
-        num_gpus=4, gpu_hours=gpu_hours, start_hours=0.1, tail_hours=0.25, restart_hours=20.0,
-        tokens=2.281e9, tokens_per_s=rate or sure(1600),
-    )  # fmt: skip
+    return CostedHours(gpu_hours=gpu_hours, tokens=2.281e9, tokens_per_s=rate or sure(1600))
 
 
 def spot(**changes: float) -> Preemption:
@@ -54,8 +49,7 @@ def test_the_founding_bill() -> None:
 
 
 def test_dollars_a_million_tokens() -> None:
-    # 1.69 / (3.6e-3 x 400) = $1.17; the bill says so too: 2,677 / 2,281
-    assert usd_per_million_tokens(1.69, 400) == pytest.approx(1.69 / (3.6e-3 * 400))
+    # 1.69 / (3.6e-3 x 400) = $1.17, which is 2,677 / 2,281
     made = bill(hours(sure(1584)), price(1.69))
     assert made.usd_per_million_tokens.p50 == pytest.approx(1.174, abs=0.001)
 
@@ -78,16 +72,6 @@ def test_requests_that_outlast_the_node_are_told() -> None:
     assert "32,768 tokens runs 0.7 hours, longer than the 0.5 hours" in said
 
 
-def test_overheads_are_hours_of_all_cards() -> None:
-    # A quarter of an hour of tail on four cards at $1.69: $1.69
-    parts = overhead_dollars(hours(sure(1584)), price(1.69), spot())
-    assert parts.tail_usd == pytest.approx(1.69)
-    assert parts.start_usd == pytest.approx(0.676)
-    assert parts.restart_usd == pytest.approx(135.2)
-    # 2,677 x 1.897 %
-    assert parts.preemption_usd == pytest.approx(50.8, abs=0.1)
-
-
 def test_the_range_of_a_price_widens_dollars_in_quadrature() -> None:
     # Hours 1.5 times up, the price 2 times up: e^root(0.405^2 + 0.693^2) = e^0.803 = 2.23
     made = bill(
@@ -104,7 +88,7 @@ def test_the_range_of_a_price_widens_dollars_in_quadrature() -> None:
 def test_the_price_tells_its_part_of_the_dollars() -> None:
     told = price_assumption(price(2.0, low=1.0, high=4.0), Band(p10=100, p50=200, p90=400))
     assert told.variance_share == pytest.approx(0.5)
-    assert told.value == "$2.00 a GPU-hour ($1.00 to $4.00)"
+    assert told.value == "$2.00 per GPU-hour ($1.00 to $4.00)"
     assert price_assumption(price(2.0), sure(100)).variance_share == 0
 
 

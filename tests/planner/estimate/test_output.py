@@ -160,7 +160,7 @@ def test_table_has_one_row_an_option_with_its_band_beneath() -> None:
         "limited by state slots"
     )
     assert lines[at + 4].strip() == (
-        "of it: start 0.18 h ($6.2), tail 0.21 h ($7.2), restarts 0.65 h ($22), "
+        "of which start 0.18 h ($6.2), tail 0.21 h ($7.2), restarts 0.65 h ($22), "
         "preemptions $4.9 spot"
     )
 
@@ -192,7 +192,7 @@ def test_long_names_and_texts_wrap_within_the_table() -> None:
     text = estimate_text(replace(EXAMPLE, model="m" * 40 + "/" + "n" * 60, options=(long,)))
     assert max(map(len, text.splitlines())) <= 120
     assert "no price" in text
-    assert "prices: none known; give your own to see dollars" in text
+    assert "prices: none known; pass --price to see dollars" in text
 
 
 def test_mtp_and_own_price_are_named() -> None:
@@ -214,4 +214,4 @@ def test_warning_stands_once_with_all_its_options() -> None:
     found = warnings_by_text(EXAMPLE.options)
     host = next(text for text in found if text.startswith("host"))
     assert found[host] == (EXAMPLE.options[1].option, EXAMPLE.options[2].option)
-    assert len([text for text in found if "the KV pool is outgrown" in text]) == 1
+    assert len([text for text in found if "the KV pool overflows" in text]) == 1
