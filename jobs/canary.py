@@ -11,7 +11,6 @@ from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
 from pipeline.dataset.parts import (
-    RUN_FILE_COPY,
     check_has_begun,
     check_has_run,
     read_manifest,
@@ -22,6 +21,7 @@ from pipeline.errors import ConfigError
 from pipeline.quality.canary import MEAN_TOKENS, Excess, excesses, tally_of
 from pipeline.quality.diagnosis import Diagnosis, Example, diagnosis
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import RUN_FILE_COPY
 from schemas.config import RunFile
 
 _BELOW = " " * 11

@@ -157,13 +157,10 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
 
 def _input_ids(folder: "Folder") -> "Iterator[Any]":
     """The frozen input's row ids in order; none where the set is gone."""
-    from pipeline.dataset.frozen import PROMPTS, frozen_prompts
+    from pipeline.dataset.frozen import frozen_in
 
-    for name in folder.names(PROMPTS):
-        frozen = frozen_prompts(folder, name)
-        if frozen is not None:
-            yield from (row_ids for row_ids, _ in frozen.ids())
-            return
+    frozen = frozen_in(folder)
+    return iter(()) if frozen is None else (row_ids for row_ids, _ in frozen.ids())
 
 
 # -- options

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
 from pipeline.errors import ConfigError
-from pipeline.report.observer import REPORT_FILE
 from pipeline.report.page import report_page
 from pipeline.report.report import report_json, run_report
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import REPORT_FILE
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """What workers, engines and the coordinator tell each other, and what `live.json` tells people."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -155,3 +156,8 @@ class RunStatus:
     workers: tuple[WorkerReport, ...]
     failed: tuple[tuple[str, int, str], ...]
     """Row id, sample index and last cause of failed rows."""
+
+
+def slot_of(worker_id: str) -> str:
+    """The worker's place in the run: `w3r2` follows `w3` in the slot `w3`."""
+    return re.sub(r"(?<=.)r\d+$", "", worker_id)

@@ -7,18 +7,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset.parts import (
-    DATA,
-    FOOTER_KEY,
-    MANIFEST_FILE,
-    STAGING,
-    flag_counts,
-    part_bytes,
-    part_from,
-    publish,
-)
+from pipeline.dataset.parts import FOOTER_KEY, flag_counts, part_bytes, part_from, publish
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA, MANIFEST_FILE, STAGING
 from schemas.manifest import Part, RunRecord, event_line
 
 

@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 
 from pipeline.dataset.export_index import KEPT, Index, index_rows
 from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm
-from pipeline.dataset.parts import DATA
 from pipeline.errors import ConfigError
 from pipeline.store.folder import Folder
 from pipeline.store.object_store import Store
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
 from schemas.manifest import Part
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.dataset.parts import DATA
 from pipeline.errors import PlanError
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA
 from schemas.export import ExportOptions, ExportRecord
 from schemas.manifest import EngineRun, Part, RunRecord
 

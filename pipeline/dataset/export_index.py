@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.dataset.export_rows import KEY_COLUMNS
-from pipeline.dataset.parts import DATA
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA
 from schemas.export import ExportOptions
 from schemas.manifest import Part
 

@@ -19,10 +19,8 @@ import pyarrow.parquet as pq
 
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import PROMPTS
 from schemas.prompt import Message, Problem, Prompt, most_tokens
-
-PROMPTS = "prompts"
-"""Sub-folder of the output folder."""
 
 _FILE_ROWS = 2_048
 # A file's rows are held in memory while it is written.
@@ -80,9 +78,6 @@ class FrozenPrompts:
                 yield found[number].as_py(), start + number
             start += len(found)
 
-    def all_prompts(self) -> Iterator[Prompt]:
-        return (self.prompt(number) for number in range(self.num_rows))
-
     def _read_group(self, group_number: int) -> list[Prompt]:
         file_number, group = divmod(group_number, _FILE_ROWS // _GROUP_ROWS)
         with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
@@ -138,6 +133,12 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
     if "longest" in values:
         values["longest"] = tuple((turns, tokens) for turns, tokens in values["longest"])
     return FrozenPrompts(folder=folder, name=name, **values)
+
+
+def frozen_in(folder: Folder) -> FrozenPrompts | None:
+    """The run's frozen set, whatever its name; None when there is no whole one."""
+    sets = (frozen_prompts(folder, name) for name in folder.names(PROMPTS))
+    return next((frozen for frozen in sets if frozen is not None), None)
 
 
 def note_longest(longest: dict[int, int], prompt: Prompt) -> None:

@@ -7,8 +7,8 @@ line by line in a few MB.
 import json
 from dataclasses import dataclass, field, replace
 
-from pipeline.dataset.parts import MANIFEST_FILE
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import MANIFEST_FILE
 from schemas.manifest import CanaryEvent, Part, RunManifest
 
 

@@ -25,6 +25,15 @@ import pyarrow.parquet as pq
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import (
+    DATA,
+    LOGS,
+    MANIFEST_FILE,
+    QUARANTINE,
+    RUN_FILE,
+    RUN_FILE_COPY,
+    STAGING,
+)
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.config import RunFile, kept_run_file
 from schemas.manifest import (
@@ -39,13 +48,6 @@ from schemas.manifest import (
     event_line,
     manifest_from_lines,
 )
-
-RUN_FILE_COPY = "run-file.json"
-
-LIVE_FILE = "live.json"
-
-DATA, STAGING, QUARANTINE, LOGS = "data", "staging", "quarantine", "logs"
-RUN_FILE, MANIFEST_FILE = "run.json", "manifest.jsonl"
 
 FOOTER_KEY = b"regenerate.part"
 

@@ -30,12 +30,12 @@ from pipeline.planner.sglang.layout import layout_name
 from pipeline.planner.sglang.releases import rules_for
 from pipeline.run_file import needed_context_tokens, users_flags
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import CALIBRATIONS
 from schemas.config import RunFile
 from schemas.plan import Calibration, LaunchPlan
 from schemas.prompt import Longest
 from schemas.units import GIB
 
-CALIBRATIONS = "calibrations"
 _MENDED_BY_FLAGS = {
     "pool", "state_pool", "graph_capture", "runtime", "weights", "draft_weights", "unbalanced",
 }  # fmt: skip

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from pipeline.dataset.frozen import PROMPTS, FrozenPrompts, frozen_prompts
+from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.lengths import expected_lengths, frozen_size, stated_prompts
 from pipeline.dataset.parts import check_has_begun, check_has_run, read_manifest
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.live.log import READINGS_FILE, LiveLog, engine_seconds, read_live_log
+from pipeline.live.log import LiveLog, engine_seconds, read_live_log
 from pipeline.live.update import Expected, NoDryRun, RunSoFar, run_update
 from pipeline.planner.estimate.estimate import PricedGroup, rated_group
 from pipeline.planner.estimate.prices import prices_of
@@ -21,6 +21,7 @@ from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.run_file import configured_group, estimate_query
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import EngineConfig, RunFile, run_file_of
 from schemas.estimate import InputSize, Price, RunUpdate
 
@@ -122,7 +123,7 @@ def expectation(
 
     `launched` are the flags that the engines came up with; None: those of the run file.
     """
-    frozen = _frozen(folder)
+    frozen = frozen_in(folder)
     size = frozen_size(config, frozen) if frozen else None
     lengths = expected_lengths(config)
     turns = 1.0
@@ -136,11 +137,6 @@ def expectation(
         # A model or card that the planner does not know is no fault of a run that goes on.
         dry_run = NoDryRun(reason=str(error))
     return Expectation(lengths=lengths, turns_per_row=turns, dry_run=dry_run)
-
-
-def _frozen(folder: Folder) -> FrozenPrompts | None:
-    found = (frozen_prompts(folder, name) for name in folder.names(PROMPTS))
-    return next((frozen for frozen in found if frozen is not None), None)
 
 
 def _dry_run(

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from pipeline.errors import ConfigError
-from pipeline.live.update import slot_of
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import RunFile
 from schemas.estimate import LiveReading
 from schemas.live import LiveSpan
+from schemas.progress import slot_of
 
-READINGS_FILE = "live-readings.jsonl"
 _MOST_READINGS = 4_000
 _FEWEST_OF_AN_ENGINE, _MOST_OF_AN_ENGINE = 4, 120
 # Readings of one launch that follow each other within so many seconds are one stretch of time.

@@ -4,7 +4,6 @@ The walk: lengths by the censored estimate → what the dry run says of an engin
 the rate by its readings → the time left. Without a dry run the readings stand alone.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,6 +35,7 @@ from schemas.estimate import (
     Price,
     RunUpdate,
 )
+from schemas.progress import slot_of
 
 # An engine that has said nothing for so long, while others speak, is not counted on.
 _GONE_AFTER_S = 900.0
@@ -172,11 +172,6 @@ def _engines_counted_on(readings: Sequence[LiveReading], every: Sequence[LiveRea
     heard = [r for r in readings if latest_s - r.end_s <= _GONE_AFTER_S]
     # Two workers of one slot followed each other.
     return len({slot_of(reading.engine) for reading in heard})
-
-
-def slot_of(worker_id: str) -> str:
-    """The place of a worker in the run: `w3r2` has followed `w3` there."""
-    return re.sub(r"r\d+$", "", worker_id)
 
 
 def _comparable(readings: Sequence[LiveReading]) -> Sequence[LiveReading]:

@@ -13,7 +13,7 @@ from pipeline.report.rows import RowFigures
 from pipeline.store.journal import RunEvent
 from schemas.config import RunFile
 from schemas.estimate import LiveReading
-from schemas.progress import RunStatus
+from schemas.progress import RunStatus, slot_of
 
 _GROUPS = 8
 """Engines that have a line of their own in a chart."""
@@ -55,7 +55,7 @@ class ReportInput:
     def of_engines(self) -> dict[str, list[LiveReading]]:
         found: dict[str, list[LiveReading]] = {}
         for reading in self.readings:
-            found.setdefault(series.slot_of(reading.engine), []).append(reading)
+            found.setdefault(slot_of(reading.engine), []).append(reading)
         return found
 
 
@@ -160,7 +160,7 @@ def caps_of_engines(seen: ReportInput) -> list[int]:
     sessions = seen.history.sessions
     began_at_s = sessions[-1].started_at_s if sessions else 0.0
     last = {
-        series.slot_of(start.worker_id): start.max_running_requests
+        slot_of(start.worker_id): start.max_running_requests
         for start in seen.history.engines
         if start.ready_at_s >= began_at_s
     }
@@ -194,7 +194,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def engine_rows(seen: ReportInput, status: RunStatus) -> tuple[EngineRow, ...]:
     by_engine = seen.of_engines()
-    starved = {series.slot_of(worker.worker_id): worker.starved for worker in status.workers}
+    starved = {slot_of(worker.worker_id): worker.starved for worker in status.workers}
     names = {part.worker for part in seen.parts} | by_engine.keys() | starved.keys()
     return tuple(
         _engine(name, seen, by_engine.get(name, []), starved.get(name))
@@ -207,9 +207,9 @@ def _engine(
 ) -> EngineRow:
     mine = [part for part in seen.parts if part.worker == name]
     tokens = sum(part.tokens for part in mine)
-    starts = [e for e in seen.history.engines if series.slot_of(e.worker_id) == name]
+    starts = [e for e in seen.history.engines if slot_of(e.worker_id) == name]
     happened = Counter(
-        event.kind for event in seen.events if event.worker and series.slot_of(event.worker) == name
+        event.kind for event in seen.events if event.worker and slot_of(event.worker) == name
     )
     caps = [reading.cap_requests for reading in readings] or [
         s.max_running_requests for s in starts
@@ -239,7 +239,7 @@ def _restarts(name: str, seen: ReportInput) -> int:
         mine = Counter(
             event.kind
             for event in seen.events
-            if event.worker and series.slot_of(event.worker) == name
+            if event.worker and slot_of(event.worker) == name
             if start_s <= event.at_s < end_s
         )
         total += max(mine["engine_ready"] - 1, mine["engine_lost"], 0)

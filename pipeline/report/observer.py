@@ -19,10 +19,10 @@ from pipeline.report.rows import RowFigures
 from pipeline.report.webhook import Notice, Webhook
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, append_events, event_of, read_events, trim_events
+from pipeline.store.run_folder import REPORT_FILE
 from schemas.config import RunFile
 from schemas.progress import Progress, RunState
 
-REPORT_FILE = "report.html"
 REPORT_INTERVAL_S = 180.0
 _FIRST_REPORT_S = 20.0
 _TRIM_EVERY = 1_000

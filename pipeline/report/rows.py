@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset.parts import DATA
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA
 from schemas.completion import COMPLETION_SCHEMA
 
 _NUM_SLOWEST = 10

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from pipeline.dataset.history import RunHistory
 from schemas.estimate import Band, LiveReading
 from schemas.manifest import Session
+from schemas.progress import slot_of
 from schemas.units import P90_SDS
 
 _NUM_STEPS = 120
@@ -53,12 +54,6 @@ def published(history: RunHistory, began_at_s: float) -> list[Published]:
         for part in history.parts.values()
     )
     return sorted(found, key=lambda part: part.at_s)
-
-
-def slot_of(worker_id: str) -> str:
-    """The place of a worker in the run: `w3r2` has followed `w3` there."""
-    head, r, tail = worker_id.rpartition("r")
-    return head if r and tail.isdigit() and head else worker_id
 
 
 def step_s(span_s: float, flush_interval_s: float) -> float:

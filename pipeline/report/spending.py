@@ -12,9 +12,9 @@ from datetime import date
 from pipeline.errors import PlanError
 from pipeline.planner.cards import gpu_named, gpu_of_memory
 from pipeline.planner.estimate.prices import prices_of
-from pipeline.report.series import slot_of
 from schemas.config import HardwareConfig, RunFile
 from schemas.estimate import Band, Price
+from schemas.progress import slot_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,10 @@
 import json
 
 from pipeline.dataset.history import read_history
-from pipeline.dataset.parts import (
-    LIVE_FILE,
-    check_has_begun,
-    check_has_run,
-)
+from pipeline.dataset.parts import check_has_begun, check_has_run
 from pipeline.store import lock
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import LIVE_FILE
 from schemas.estimate import Band
 from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus

@@ -18,7 +18,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
-from pipeline.dataset.parts import LOGS
 from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
@@ -38,6 +37,7 @@ from pipeline.run.placement import (
     this_place,
 )
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
+from pipeline.store.run_folder import LOGS
 from pipeline.worker.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band

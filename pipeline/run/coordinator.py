@@ -12,14 +12,7 @@ from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pipeline.dataset.frozen import FrozenPrompts, frozen_prompts
-from pipeline.dataset.parts import (
-    LIVE_FILE,
-    discard,
-    list_canary,
-    list_engine,
-    list_failed,
-    publish,
-)
+from pipeline.dataset.parts import discard, list_canary, list_engine, list_failed, publish
 from pipeline.live.log import LogKeeper
 from pipeline.quality.canary import broken_by_all, excesses, tally_of, turned_bad
 from pipeline.run.ledger import Ledger, hold_all_but_canary
@@ -27,6 +20,7 @@ from pipeline.run.metrics import RunMetrics
 from pipeline.store import lock
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.journal import RowName, append_death, read_deaths
+from pipeline.store.run_folder import LIVE_FILE
 from schemas.estimate import Band
 from schemas.live import LiveSpan
 from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part

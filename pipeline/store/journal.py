@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import DEATHS_FILE, EVENTS_FILE
 
-DEATHS_FILE = "engine-deaths.jsonl"
 RowName = tuple[str, int]
 """A row id with its sample index."""
 
-EVENTS_FILE = "events.jsonl"
 _MOST_EVENTS = 5_000
 _MOST_CHARACTERS = 400
 _FIELD = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""")

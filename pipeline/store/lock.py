@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pipeline.errors import DriverLostError, ResumeError
 from pipeline.store.folder import CLAIMS, Folder
+from pipeline.store.run_folder import LOCK_FILE
 
-LOCK_FILE = "driver.json"
 BEAT_INTERVAL_S = 4.0
 STALE_AFTER_S = 30.0
 """Seven missed beats; with the settling time below, a take-over takes well under a minute."""

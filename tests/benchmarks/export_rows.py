@@ -29,16 +29,10 @@ import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import (
-    DATA,
-    MANIFEST_FILE,
-    RUN_FILE,
-    completion_table,
-    part_bytes,
-    part_from,
-)
+from pipeline.dataset.parts import completion_table, part_bytes, part_from
 from pipeline.run.session import Prepared, prepare
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import DATA, MANIFEST_FILE, RUN_FILE
 from schemas.completion import Completion, Turn
 from schemas.config import RunFile
 from schemas.manifest import event_line

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.dataset.frozen import (
-    PROMPTS,
     FrozenPrompts,
     freeze,
     frozen_prompts,
@@ -23,6 +22,7 @@ from pipeline.dataset.frozen import (
 from pipeline.dataset.parts import completion_table
 from pipeline.dataset.prompts import read_prompts
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import PROMPTS
 from schemas.completion import COMPLETION_SCHEMA, Completion
 from schemas.config import PromptsConfig
 from schemas.prompt import Message, Problem, Prompt
@@ -82,6 +82,10 @@ def prompt(number: int, **carried: object) -> Prompt:
     )
 
 
+def prompts_of(frozen: FrozenPrompts) -> list[Prompt]:
+    return [frozen.prompt(number) for number in range(frozen.num_rows)]
+
+
 def frozen(
     folder: LocalFolder,
     prompts: list[Prompt],
@@ -111,7 +115,7 @@ def test_frozen_prompts_come_back_by_their_numbers(folder: LocalFolder, num_rows
     standing = frozen_prompts(folder, "set")
     assert standing is not None
     assert standing.num_rows == num_rows
-    assert list(standing.all_prompts()) == prompts
+    assert prompts_of(standing) == prompts
     # Against the order too, so that no row group is found by luck.
     assert [standing.prompt(n) for n in reversed(range(num_rows))] == prompts[::-1]
     assert len(folder.names(f"{PROMPTS}/set")) == 1 + -(-num_rows // 6)
@@ -191,7 +195,7 @@ def test_freeze_that_is_repeated_leaves_nothing_of_the_first(folder: LocalFolder
     frozen(folder, [prompt(number) for number in range(20)])
     folder.write_whole(f"{PROMPTS}/set/.rows.tmp", b"cut off")
     made = frozen(folder, [prompt(99)])
-    assert [p.row_id for p in made.all_prompts()] == ["row-99"]
+    assert [p.row_id for p in prompts_of(made)] == ["row-99"]
     assert folder.names(f"{PROMPTS}/set") == ["index.json", "rows-00000.parquet"]
 
 
@@ -353,7 +357,7 @@ def frozen_from(folder: LocalFolder, path: Path) -> FrozenPrompts:
 
 def written(made: FrozenPrompts, completion: Build) -> list[dict[str, Any]]:
     """The carried columns after the trip through a part of the output."""
-    rows = [completion(p.row_id, carried=p.carried) for p in made.all_prompts()]
+    rows = [completion(p.row_id, carried=p.carried) for p in prompts_of(made)]
     schema = schema_from_text(made.carried_schema)
     sink = pa.BufferOutputStream()
     pq.write_table(completion_table(rows, schema), sink)

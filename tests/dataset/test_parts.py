@@ -16,9 +16,9 @@ import pytest
 
 from pipeline.dataset import parts as run_parts
 from pipeline.dataset.done_rows import DoneRows, take_back_errors
-from pipeline.dataset.parts import DATA, MANIFEST_FILE, QUARANTINE, RUN_FILE, STAGING
 from pipeline.errors import ResumeError
 from pipeline.store.folder import Folder, LocalFolder
+from pipeline.store.run_folder import DATA, MANIFEST_FILE, QUARANTINE, RUN_FILE, STAGING
 from schemas.completion import COMPLETION_SCHEMA, Completion, Turn
 from schemas.manifest import EngineRun, FailedRow, Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Message, SamplingParams

@@ -12,7 +12,6 @@ from random import Random
 import pyarrow as pa
 
 from pipeline.dataset.parts import (
-    LIVE_FILE,
     begin_session,
     list_canary,
     list_failed,
@@ -21,9 +20,9 @@ from pipeline.dataset.parts import (
     write_run,
     write_run_file,
 )
-from pipeline.live.log import READINGS_FILE
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
+from pipeline.store.run_folder import LIVE_FILE, READINGS_FILE
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.estimate import LiveReading

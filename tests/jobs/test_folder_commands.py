@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs import canary, estimate, report, status
-from pipeline.dataset.parts import MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY
 from pipeline.store.folder import LocalFolder
-from pipeline.store.journal import EVENTS_FILE
+from pipeline.store.run_folder import EVENTS_FILE, MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY
 from tests.fakes.example_run import write_example_run
 
 COMMANDS: dict[str, Callable[[Path], int]] = {

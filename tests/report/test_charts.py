@@ -20,7 +20,6 @@ from pipeline.report.series import (
     of_readings,
     rates,
     rows_over_time,
-    slot_of,
     step_s,
     time_left,
 )
@@ -91,13 +90,6 @@ def test_quantiles_and_mean_of_counts() -> None:
 
 def test_value_holds_until_it_changes() -> None:
     assert stepped([(1.0, 5.0), (3.0, 0.0)], [0.0, 1.0, 2.9, 3.0]) == [None, 5.0, 5.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("worker", "slot"), [("w0", "w0"), ("w12r3", "w12"), ("worker", "worker"), ("r2", "r2")]
-)
-def test_worker_hired_again_has_the_place_of_the_first(worker: str, slot: str) -> None:
-    assert slot_of(worker) == slot
 
 
 def test_rates_add_up_to_all_tokens() -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from pipeline.dataset.parts import read_run_file_copy
 from pipeline.errors import ConfigError, DriverLostError, EngineError
-from pipeline.report.observer import REPORT_FILE, Observer
+from pipeline.report.observer import Observer
 from pipeline.report.webhook import Notice, Webhook, webhook_of
 from pipeline.store.folder import LocalFolder
-from pipeline.store.journal import EVENTS_FILE, append_events, event_of, read_events, trim_events
+from pipeline.store.journal import append_events, event_of, read_events, trim_events
+from pipeline.store.run_folder import EVENTS_FILE, REPORT_FILE
 from schemas.config import EventsConfig
 from schemas.progress import Progress
 from tests.fakes.example_run import BEGAN_AT_S, run_file, write_example_run

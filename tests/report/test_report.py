@@ -16,16 +16,8 @@ import pytest
 from jobs.report import main
 from jobs.status import as_json as status_json
 from pipeline.dataset.history import read_history
-from pipeline.dataset.parts import (
-    RUN_FILE_COPY,
-    begin_session,
-    list_engine,
-    publish,
-    read_manifest,
-    stage_part,
-)
+from pipeline.dataset.parts import begin_session, list_engine, publish, read_manifest, stage_part
 from pipeline.live.estimate import folder_update
-from pipeline.live.log import READINGS_FILE
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.page import report_page
 from pipeline.report.report import Report, report_json, run_report
@@ -35,6 +27,7 @@ from pipeline.report.status import run_status
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
+from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
 from schemas.completion import Completion
 from schemas.manifest import EngineRun
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run

@@ -20,12 +20,12 @@ import pytest
 from jobs.status import main
 from pipeline.dataset import parts as run_parts
 from pipeline.dataset.done_rows import take_back_errors
-from pipeline.dataset.parts import LIVE_FILE
 from pipeline.errors import ConfigError
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.status import run_status
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import LIVE_FILE, LOCK_FILE
 from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
@@ -403,7 +403,7 @@ def test_run_with_every_row_done_or_failed_is_done(
 def test_run_that_another_machine_drives_is_unknown(folder: LocalFolder) -> None:
     begin(folder)
     holder = {"token": "t", "machine": "far", "pid": 1, "pid_started": "1", "beat": 3}
-    folder.write_whole(lock.LOCK_FILE, json.dumps(holder).encode())
+    folder.write_whole(LOCK_FILE, json.dumps(holder).encode())
     assert status_at(folder, 1001.0).state == "unknown"
 
 

@@ -10,7 +10,8 @@ from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
-from pipeline.store.journal import DEATHS_FILE, read_deaths
+from pipeline.store.journal import read_deaths
+from pipeline.store.run_folder import DEATHS_FILE
 from schemas.config import RunFile
 from schemas.live import LiveSpan
 from schemas.progress import WorkerReport, WorkerState

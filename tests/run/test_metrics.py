@@ -10,11 +10,11 @@ import pytest
 from ray.util.metrics import Counter, Gauge
 
 from pipeline.dataset.history import read_history
-from pipeline.dataset.parts import LIVE_FILE
 from pipeline.report.status import run_status
 from pipeline.run.metrics import EXPORTED, METRICS, RunMetrics
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import LIVE_FILE
 from schemas.estimate import Band
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport

@@ -93,7 +93,7 @@ def prepared(
 def prompts_of(started: Prepared, folder: LocalFolder) -> list[Prompt]:
     frozen = frozen_prompts(folder, started.plan.frozen_name)
     assert frozen is not None
-    return list(frozen.all_prompts())
+    return [frozen.prompt(number) for number in range(frozen.num_rows)]
 
 
 def publish_rows(

@@ -20,13 +20,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 from jobs import export, regenerate
-from pipeline.dataset.parts import DATA, MANIFEST_FILE, STAGING, read_manifest
+from pipeline.dataset.parts import read_manifest
 from pipeline.dataset.sources import input_files
 from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
 from pipeline.store import lock
 from pipeline.store.bucket import StoreFolder, open_folder
 from pipeline.store.folder import Folder, LocalFolder
 from pipeline.store.object_store import Entry, Store
+from pipeline.store.run_folder import DATA, LOCK_FILE, MANIFEST_FILE, STAGING
 from schemas.completion import Completion
 from schemas.config import PromptsConfig, WorkConfig
 from tests.dataset.test_parts import (
@@ -271,7 +272,7 @@ def test_rival_at_any_moment_leaves_one_creator(
 def test_claim_that_a_dead_process_left_is_no_lock_for_ever(
     memory: Callable[..., StoreFolder],
 ) -> None:
-    memory().write_whole(f"{lock.LOCK_FILE}.claims/dead", b"")
+    memory().write_whole(f"{LOCK_FILE}.claims/dead", b"")
     slept: list[float] = []
     ours = lock.this_process()
     lock.acquire(memory(), ours, slept.append)
@@ -324,7 +325,7 @@ def test_signal_that_comes_as_soon_as_the_lock_stands_leaves_none(
         regenerate._holding(folder, lock.this_process()),
     ):
         raise AssertionError("not reached")
-    assert not folder.exists(lock.LOCK_FILE)
+    assert not folder.exists(LOCK_FILE)
 
 
 # -- what is not there, and stores that cannot be used

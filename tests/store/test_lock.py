@@ -14,7 +14,8 @@ import pytest
 from pipeline.errors import DriverLostError, ResumeError
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
-from pipeline.store.lock import LOCK_FILE, STALE_AFTER_S, Holder
+from pipeline.store.lock import STALE_AFTER_S, Holder
+from pipeline.store.run_folder import LOCK_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 
