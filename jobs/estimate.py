@@ -125,7 +125,8 @@ def _estimated(options: argparse.Namespace) -> str:
     from schemas.config import read_run_file
 
     run = read_run_file(options.run_file, options.set)
-    estimate = run_estimate(_query(options, run), _options(options, run))
+    groups = _options(options, run)
+    estimate = run_estimate(_query(options, run, groups), groups)
     if not estimate.options:
         reasons = "".join(f"\n  {item.option}: {item.reason}" for item in estimate.unfit)
         raise PlanError(f"{run.model} fits on no option:{reasons}")
@@ -138,20 +139,22 @@ def _estimated(options: argparse.Namespace) -> str:
     return estimate_text(estimate)
 
 
-def _query(options: argparse.Namespace, run: "RunFile") -> "EstimateQuery":
+def _query(
+    options: argparse.Namespace, run: "RunFile", groups: "list[tuple[PricedGroup, ...]]"
+) -> "EstimateQuery":
     from pipeline.dataset.lengths import expected_lengths
     from pipeline.run_file import estimate_query, with_planner_settings
 
     run = with_planner_settings(
         run, model_config_path=options.model_config, sglang_version=options.sglang_version
     )
-    return estimate_query(
+    query = estimate_query(
         run,
         _size(options, run),
         expected_lengths(run, options.lengths_from),
         today=datetime.now(UTC).date(),
-        calibrations=_calibrations(options),
     )
+    return replace(query, calibrations=_calibrations(options, query, groups))
 
 
 def _size(options: argparse.Namespace, run: "RunFile") -> "InputSize":
@@ -173,15 +176,28 @@ def _size(options: argparse.Namespace, run: "RunFile") -> "InputSize":
     )
 
 
-def _calibrations(options: argparse.Namespace) -> "dict[str, Calibration]":
-    """Read `--calibration` files by the name of the card that they were measured on."""
-    from pipeline.planner.sglang.calibration import calibration_from_text
+def _calibrations(
+    options: argparse.Namespace, query: "EstimateQuery", groups: "list[tuple[PricedGroup, ...]]"
+) -> "dict[str, Calibration]":
+    """Return the calibrations by card. Raises PlanError for one that no option can use."""
+    from pipeline.planner.sglang.calibration import calibration_from_text, check_calibration
+    from pipeline.planner.sglang.releases import rules_for
 
-    calibrations = {}
+    cards = {group.hardware.gpu.name for option in groups for group in option}
+    release = rules_for(query.version)[0].label
+    calibrations: dict[str, Calibration] = {}
     for path in options.calibration:
         calibration = calibration_from_text(read_text(path), str(path))
+        try:
+            check_calibration(
+                calibration, model=query.model.name, gpu=calibration.gpu, release=release
+            )
+        except PlanError as error:
+            raise PlanError(f"--calibration {path}: {error}") from None
+        if calibration.gpu not in cards:
+            raise PlanError(f"--calibration {path}: no option has {calibration.gpu}")
         if calibration.gpu in calibrations:
-            raise PlanError(f"--calibration {path}: {calibration.gpu} has a calibration already")
+            raise PlanError(f"--calibration {path}: a second file for {calibration.gpu}")
         calibrations[calibration.gpu] = calibration
     return calibrations
 

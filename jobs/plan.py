@@ -193,13 +193,19 @@ def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str: 
         differences,
         readings,
     )
+    from pipeline.planner.sglang.flags import parse_launch_line
+    from pipeline.planner.sglang.layout import layout_name
     from schemas.plan import LaunchPlan
 
     found = readings(read_text(options.calibrate_from))
     if not isinstance(before, LaunchPlan):
         return _shown(before, options, {})
     calibration = calibration_of(
-        found, model=before.model, gpu=before.gpu, release=before.release_profile
+        found,
+        model=before.model,
+        gpu=before.gpu,
+        release=before.release_profile,
+        layout=layout_name(parse_launch_line(before.argv)),
     )
     off = differences(before, found)
     if options.save_calibration is not None:
@@ -234,21 +240,13 @@ def _kept_calibration(
 ) -> "Calibration | None":
     if options.calibration is None:
         return None
-    from pipeline.planner.sglang.calibration import calibration_from_text
+    from pipeline.planner.sglang.calibration import calibration_from_text, check_calibration
     from pipeline.planner.sglang.releases import rules_for
 
     path = options.calibration
     calibration = calibration_from_text(read_text(path), str(path))
     release = rules_for(options.sglang_version)[0].label
-    for name, measured, wanted in (
-        ("model", calibration.model, model.name),
-        ("gpu", calibration.gpu, gpu.name),
-        ("release", calibration.release, release),
-    ):
-        if measured != wanted:
-            raise PlanError(
-                f"the calibration is for {name} {measured!r}, the launch for {wanted!r}"
-            )
+    check_calibration(calibration, model=model.name, gpu=gpu.name, release=release)
     return calibration
 
 

@@ -382,3 +382,5 @@ class Calibration:
     weights_bytes: int | None
     draft_weights_bytes: int | None
     graph_bytes: int | None
+    layout: str | None = None
+    """Ranks and stages of the launch, as `layout_name` writes them; None where not recorded."""

@@ -248,7 +248,11 @@ class LaunchHistory:
             return None
         release = rules_for(setting.version)[0].label
         measured = calibration_of(
-            found, model=setting.model.name, gpu=setting.gpu.name, release=release
+            found,
+            model=setting.model.name,
+            gpu=setting.gpu.name,
+            release=release,
+            layout=layout_name(self.flags) if self.flags else "1",
         )
         return replace(measured, graph_bytes=None)
 

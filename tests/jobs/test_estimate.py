@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("--completions", "5"),
         ("--set", "model=x"),
         ("--lengths-from", "x"),
+        ("--calibration", "x"),
     ],
 )
 def test_option_that_an_update_does_not_read_is_refused(
@@ -424,3 +426,61 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- calibrations -----------------------------------------------------------------------------
+
+
+def calibration(tmp_path: Path, **changes: object) -> str:
+    """A saved calibration of one B200 whose weights left 100 GiB less than forecast."""
+    values = {
+        "model": "Qwen/Qwen3.6-27B", "gpu": "B200", "release": "0.5.23", "layout": "1",
+        "free_before_load_bytes": 150 << 30, "weights_bytes": 51 << 30, **changes,
+    }  # fmt: skip
+    path = tmp_path / f"calibration-{len(list(tmp_path.iterdir()))}.json"
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def b200_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> dict[str, Any]:
+    argv = (run_file(tmp_path), *COUNT, "--hardware", "b200:1", "--json", *argv)
+    option: dict[str, Any] = json.loads(printed(capsys, *argv))["options"][0]
+    return option
+
+
+def test_calibration_sets_the_memory_of_its_layout_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assumed = b200_estimate(capsys, tmp_path)
+    measured = b200_estimate(capsys, tmp_path, "--calibration", calibration(tmp_path))
+    other = calibration(tmp_path, layout="2")
+    assert measured["plans"][0]["cap_requests"] < assumed["plans"][0]["cap_requests"]
+    # What the cap assumes is measured: it no longer widens the band.
+    assert len(measured["assumptions"]) < len(assumed["assumptions"])
+    assert b200_estimate(capsys, tmp_path, "--calibration", other) == assumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "other"}, "the calibration is for model 'other', the launch for 'Qwen/"),
+        ({"release": "0.5.20"}, "the calibration is for release '0.5.20', the launch for"),
+        ({"gpu": "H200"}, "no option has H200"),
+        ({"weights_bytes": "50"}, "weights_bytes = '50'; it must be bytes"),
+    ],
+)
+def test_calibration_that_no_option_can_use_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    path = calibration(tmp_path, **changes)
+    err = refused(capsys, run_file(tmp_path), *COUNT, "--hardware", "b200:1", "--calibration", path)
+    assert path in err
+    assert said in err
+
+
+def test_second_calibration_of_a_card_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = ("--calibration", calibration(tmp_path), "--calibration", calibration(tmp_path))
+    err = refused(capsys, run_file(tmp_path), *COUNT, "--hardware", "b200:1", *files)
+    assert "a second file for B200" in err

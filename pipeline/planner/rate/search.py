@@ -14,6 +14,7 @@ from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, assess
 from pipeline.planner.memory.verdict import judgement
 from pipeline.planner.rate.running import cap_of
+from pipeline.planner.sglang.calibration import fits_layout
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import parallel_of
 from pipeline.planner.sglang.releases import rules_for, runs_in_stages
@@ -138,8 +139,10 @@ def best_candidates(
     context = _context_length(model, lengths, output_tokens_cv)
     found: list[tuple[float, Candidate]] = []
     for option in options:
-        calibration = (calibrations or {}).get(option.gpu.name)
+        measured = (calibrations or {}).get(option.gpu.name)
         for shape in _shapes(model, option, limits, base, version):
+            is_alike = measured is not None and fits_layout(measured, base.changed(shape))
+            calibration = measured if is_alike else None
             candidate = _best_of_shape(
                 model, option, shape, lengths, base, context, version, calibration
             )

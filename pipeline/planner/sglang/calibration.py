@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import PlanError
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import layout_name
 from schemas.plan import Calibration, LaunchPlan
 from schemas.units import GIB
+
+_SIZES = ("free_before_load_bytes", "weights_bytes", "draft_weights_bytes", "graph_bytes")
 
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _BEGIN = re.compile(rf"Load weight begin\. avail mem={_NUMBER} GB")
@@ -78,7 +82,9 @@ def readings(log: str) -> LogReadings:
     return found
 
 
-def calibration_of(found: LogReadings, *, model: str, gpu: str, release: str) -> Calibration:
+def calibration_of(
+    found: LogReadings, *, model: str, gpu: str, release: str, layout: str | None = None
+) -> Calibration:
     """What later plans of the same model, card and release can use."""
     return Calibration(
         model=model,
@@ -88,6 +94,7 @@ def calibration_of(found: LogReadings, *, model: str, gpu: str, release: str) ->
         weights_bytes=_bytes(found.weights_gib),
         draft_weights_bytes=_bytes(found.draft_weights_gib),
         graph_bytes=_bytes(found.graphs_gib),
+        layout=layout,
     )
 
 
@@ -122,7 +129,28 @@ def calibration_from_text(text: str, where: str) -> Calibration:
         raise PlanError(f"{where} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise PlanError(f"{where} is not a saved calibration")
-    return calibration_from_json(values)
+    try:
+        return calibration_from_json(values)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def fits_layout(calibration: Calibration, flags: LaunchFlags) -> bool:
+    """Return True where the calibration was measured with the ranks and stages of these flags."""
+    return calibration.layout in (None, layout_name(flags))
+
+
+def check_calibration(calibration: Calibration, *, model: str, gpu: str, release: str) -> None:
+    """Raise PlanError for a calibration that was measured on something else."""
+    for name, measured, wanted in (
+        ("model", calibration.model, model),
+        ("gpu", calibration.gpu, gpu),
+        ("release", calibration.release, release),
+    ):
+        if measured != wanted:
+            raise PlanError(
+                f"the calibration is for {name} {measured!r}, the launch for {wanted!r}"
+            )
 
 
 def calibration_from_json(values: dict[str, object]) -> Calibration:
@@ -132,7 +160,7 @@ def calibration_from_json(values: dict[str, object]) -> Calibration:
     if unknown or missing:
         raise PlanError(f"not a saved calibration: {', '.join(sorted(unknown | missing))}")
     sizes: dict[str, int | None] = {}
-    for name in Calibration.__slots__[3:]:
+    for name in _SIZES:
         value = values.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise PlanError(f"the saved calibration has {name} = {value!r}; it must be bytes")
@@ -145,6 +173,7 @@ def calibration_from_json(values: dict[str, object]) -> Calibration:
         weights_bytes=sizes["weights_bytes"],
         draft_weights_bytes=sizes["draft_weights_bytes"],
         graph_bytes=sizes["graph_bytes"],
+        layout=None if values.get("layout") is None else str(values["layout"]),
     )
 
 
