@@ -22,6 +22,9 @@ class Band:
     p50: float
     p90: float
 
+    def times(self, factor: float) -> "Band":
+        return Band(p10=self.p10 * factor, p50=self.p50 * factor, p90=self.p90 * factor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpeed:

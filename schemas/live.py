@@ -1,7 +1,9 @@
-"""LiveSpan: what a worker tells of its engine every half minute or so, for the estimate."""
+"""What workers report of their engines for the estimate, and the estimates noted over time."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+from schemas.estimate import Band
 
 LengthCounts = tuple[tuple[int, int], ...]
 """Tokens, and how many requests."""
@@ -31,3 +33,12 @@ class LiveSpan:
     for no answer tells before it is whole."""
     card: str | None = None
     """The catalogue's name of the engine's GPU, where the worker knows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLeft:
+    """The run's estimated time left, noted while it ran."""
+
+    at_s: float
+    """Since the job began."""
+    days: Band

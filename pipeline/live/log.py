@@ -15,12 +15,14 @@ from pipeline.errors import ConfigError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import RunFile
-from schemas.estimate import LiveReading
-from schemas.live import LiveSpan
+from schemas.estimate import Band, LiveReading
+from schemas.live import LiveSpan, TimeLeft
 from schemas.progress import slot_of
 
 _MOST_READINGS = 4_000
 _FEWEST_OF_AN_ENGINE, _MOST_OF_AN_ENGINE = 4, 120
+# More than a chart of them can show.
+_MOST_TIMES_LEFT = 240
 # Readings of one launch that follow each other within so many seconds are one stretch of time.
 _CONTIGUOUS_S = 10.0
 # What an engine had in flight when it fell silent for so long is in flight no longer.
@@ -44,6 +46,8 @@ class LiveLog:
     """What was in flight in each slot when it was last heard, by tokens so far."""
     cards: dict[str, str] = field(default_factory=dict)
     """The GPU of a worker that knows it."""
+    times_left: list[TimeLeft] = field(default_factory=list)
+    """The estimate of the time left whenever it changed, thinned evenly."""
     num_added: int = 0
     counted_by_answers: bool = False
     """Whether any reading has no engine's counter behind it."""
@@ -71,6 +75,17 @@ class LiveLog:
             self.cards[worker_id] = span.card
         self.num_added += 1
         self._thin(worker_id)
+
+    def note_time_left(self, days: Band, *, now_s: float) -> None:
+        """Note the estimate of the time left, unless it is the one noted last."""
+        if self.times_left and self.times_left[-1].days == days:
+            return
+        times = self.times_left
+        times.append(TimeLeft(at_s=now_s - self.began_at_s, days=days))
+        if len(times) > _MOST_TIMES_LEFT:
+            # The first and the newest stay; the one with the closest neighbours goes.
+            inner = range(1, len(times) - 1)
+            del times[min(inner, key=lambda n: times[n + 1].at_s - times[n - 1].at_s)]
 
     def all_readings(self) -> list[LiveReading]:
         """Of all engines, in the order of time."""
@@ -180,6 +195,7 @@ def write_live_log(folder: Folder, log: LiveLog) -> None:
             "running": {name: sorted(counts.items()) for name, counts in log.running.items()},
         },
     ]
+    records += [{"record": "time_left", **asdict(noted)} for noted in log.times_left]
     records += [{"record": "reading", **asdict(reading)} for reading in log.all_readings()]
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
     folder.write_whole(READINGS_FILE, ("\n".join(lines) + "\n").encode())
@@ -211,6 +227,10 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
         running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
         log.running = {name: Counter(dict(pairs)) for name, pairs in running.items()}
         return log
+    if kind == "time_left":
+        days = Band(**values["days"])  # type: ignore[arg-type]
+        log.times_left.append(TimeLeft(at_s=float(values["at_s"]), days=days))  # type: ignore[arg-type]
+        return log
     reading = LiveReading(**values)  # type: ignore[arg-type]
     log.readings.setdefault(reading.engine, []).append(reading)
     return log
@@ -222,7 +242,7 @@ class LogKeeper:
 
     folder: Folder
     log: LiveLog
-    _written: int = 0
+    _written: tuple[int, list[TimeLeft]] = field(default_factory=lambda: (0, []))
     _written_s: float = 0.0
 
     @classmethod
@@ -237,7 +257,7 @@ class LogKeeper:
         log.session_starts_s.append(now_s - log.began_at_s)
         log.running.clear()
         log.run_file = config.model_dump(mode="json")
-        return cls(folder=folder, log=log, _written=log.num_added)
+        return cls(folder=folder, log=log, _written=(log.num_added, log.times_left[-1:]))
 
     def write_if_due(self, *, now_s: float) -> None:
         """By a clock that only runs forward."""
@@ -247,36 +267,8 @@ class LogKeeper:
             self.write()
 
     def write(self) -> None:
-        """Where there is anything new."""
-        if self.log.num_added > self._written:
+        """Write the file if there is anything new."""
+        latest = (self.log.num_added, self.log.times_left[-1:])
+        if latest != self._written:
             write_live_log(self.folder, self.log)
-            self._written = self.log.num_added
-
-
-def read_readings(folder: Folder) -> tuple[list[LiveReading], float]:
-    """The engines' readings, and when their clock began; none where there is no such file."""
-    found: list[LiveReading] = []
-    began_at_s = 0.0
-    for line in folder.read_lines(READINGS_FILE):
-        try:
-            values = json.loads(line)
-            kind = values.pop("record")
-            if kind == "run":
-                began_at_s = float(values["began_at_s"])
-            elif kind == "reading":
-                found.append(LiveReading(**values))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found, began_at_s
-
-
-def read_cards(folder: Folder) -> dict[str, str]:
-    """The card of each worker that has told it."""
-    for line in folder.read_lines(READINGS_FILE):
-        try:
-            values = json.loads(line)
-            if values["record"] == "run":
-                return {str(worker): str(card) for worker, card in values["cards"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return {}
+            self._written = latest

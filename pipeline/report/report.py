@@ -14,9 +14,9 @@ from itertools import pairwise
 from pipeline.dataset.history import RunHistory, read_history
 from pipeline.dataset.lengths import expected_lengths
 from pipeline.dataset.parts import read_run_file_copy
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.live.estimate import RowCounts, config_of, expectation, update
-from pipeline.live.log import read_cards, read_live_log, read_readings
+from pipeline.live.log import LiveLog, read_live_log
 from pipeline.report import charts as chart
 from pipeline.report import series as series
 from pipeline.report.engines import (
@@ -29,13 +29,14 @@ from pipeline.report.engines import (
 )
 from pipeline.report.rows import CategoryCount, RowFigures, SlowRow
 from pipeline.report.spending import NoSpending, Spending, spending
-from pipeline.report.status import read_time_left, run_status
+from pipeline.report.status import run_status
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, read_events
 from schemas.config import RunFile
 from schemas.estimate import Band, GroupUpdate, LiveReading, RunUpdate
 from schemas.manifest import Session
 from schemas.progress import RunState, RunStatus
+from schemas.units import SECONDS_PER_DAY
 
 _LOST = ("engine_lost", "engine_failed", "worker_silent", "node_lost", "given_up", "engine_drained")
 _STEPS = ("step_down",)
@@ -141,8 +142,7 @@ def run_report(
     `state` is the driver's own word, where it is the driver that asks. Raises ConfigError for a
     folder that holds no run.
     """
-    status = run_status(folder, now_s=now_s)
-    status = replace(status, state=state) if state else status
+    status = run_status(folder, now_s=now_s, state=state)
     history, rows = read_history(folder), rows or RowFigures()
     rows.read(folder, history.parts)
     return _assembled(folder, status, history, rows, now_s)
@@ -161,11 +161,11 @@ def _assembled(
     until_s = _until_s(status, history, now_s)
     span_s = max(until_s - began_at_s, 1.0)
     parts = series.published(history, began_at_s)
-    readings, clock_s = read_readings(folder)
-    moved = [_on_our_clock(reading, clock_s - began_at_s) for reading in readings]
+    log = _live_log(folder)
+    offset_s = log.began_at_s - began_at_s
+    moved = [_on_our_clock(reading, offset_s) for reading in log.all_readings()]
     events = [event for event in read_events(folder) if 0 <= event.at_s <= until_s + 60]
-    etas = series.eta_points(parts, history.sessions, began_at_s, span_s)
-    left = _time_left(folder, status, etas, span_s)
+    left = _time_left(status)
     seen = ReportInput(
         config=config, history=history, parts=parts, readings=moved, events=events, rows=rows,
         began_at_s=began_at_s, span_s=span_s,
@@ -195,8 +195,8 @@ def _assembled(
             prompt_tokens=sum(part.prompt_tokens for part in history.parts.values()),
             flags=_flags(history, config),
             engines=engine_rows(seen, status),
-            plan=(*_plan(seen), *dry_run_rows(folder, status, history, now_s=now_s)),
-            spending=_spending(folder, seen, status, left, now_s),
+            plan=(*_plan(seen), *dry_run_rows(folder, log, status, history, now_s=now_s)),
+            spending=_spending(log, seen, status, left, now_s),
             slowest=tuple(rows.slowest),
         ),
         rows_chart=chart.time_chart(
@@ -204,7 +204,7 @@ def _assembled(
             span_s,
             highest=float(status.rows_total if status.state == "done" else 0),
         ),
-        eta_chart=_eta_chart(etas, span_s),
+        eta_chart=_eta_chart(series.eta_points(log.times_left, offset_s, span_s), span_s),
         rate_chart=charts.in_all,
         engine_chart=charts.each,
         running_chart=charts.running,
@@ -232,17 +232,20 @@ def _on_our_clock(reading: LiveReading, offset_s: float) -> LiveReading:
     return replace(reading, start_s=reading.start_s + offset_s, end_s=reading.end_s + offset_s)
 
 
-def _time_left(
-    folder: Folder, status: RunStatus, etas: Sequence[series.EtaPoint], span_s: float
-) -> Band | None:
-    """The coordinator's word while it runs, else what the published rows say."""
-    if status.state == "done":
+def _live_log(folder: Folder) -> LiveLog:
+    """Return the engines' readings; an empty log where there are none that can be read."""
+    try:
+        log = read_live_log(folder)
+    except ConfigError:
+        # `jobs.estimate --update-from` says why; the report has its other rows.
+        log = None
+    return log or LiveLog(began_at_s=0.0, run_file={})
+
+
+def _time_left(status: RunStatus) -> Band | None:
+    if status.eta_s == 0:
         return Band(p10=0.0, p50=0.0, p90=0.0)
-    told = read_time_left(folder) if status.state in ("running", "unknown") else None
-    if told is not None or not etas:
-        return told
-    total = etas[-1].total_s
-    return Band(p10=total.p10 - span_s, p50=total.p50 - span_s, p90=total.p90 - span_s)
+    return status.days_left.times(SECONDS_PER_DAY) if status.days_left else None
 
 
 def _eta_chart(etas: Sequence[series.EtaPoint], span_s: float) -> chart.TimeChart | None:
@@ -331,12 +334,12 @@ def _plan(seen: ReportInput) -> tuple[PlanRow, ...]:
 
 
 def _spending(
-    folder: Folder, seen: ReportInput, status: RunStatus, left: Band | None, now_s: float
+    log: LiveLog, seen: ReportInput, status: RunStatus, left: Band | None, now_s: float
 ) -> Spending | NoSpending:
     return spending(
         seen.config,
         slots=sorted({part.worker for part in seen.parts}),
-        cards=read_cards(folder),
+        cards=log.cards,
         ran_s=_session_seconds(seen, status),
         left_s=left,
         today=datetime.fromtimestamp(now_s, UTC).date(),
@@ -388,32 +391,30 @@ def _event_text(event: RunEvent) -> str:
 
 
 def dry_run_rows(
-    folder: Folder, status: RunStatus, history: RunHistory, *, now_s: float
+    folder: Folder, log: LiveLog, status: RunStatus, history: RunHistory, *, now_s: float
 ) -> tuple[PlanRow, ...]:
     """Rates, requests and days by the planner for the launch that came up, beside the readings.
 
     None where there are no readings, or nothing was planned that they could be held against.
     """
+    if not log.readings:
+        return ()
     try:
-        found = _updated(folder, status, history, now_s)
+        found = _updated(folder, log, status, history, now_s)
     except PipelineError:
         # `jobs.estimate --update-from` says why; the report has its other rows.
         return ()
-    if found is None:
-        return ()
     rows = [row for group in found.groups for row in _of_group(group)]
     if found.expected_days_left is not None and found.days_left.p50 > 0:
-        planned, measured = found.expected_days_left.p50, found.days_left.p50
-        rows.append(PlanRow(name="days left from here", planned=planned, measured=measured))
+        measured = status.days_left or found.days_left
+        planned = found.expected_days_left.p50
+        rows.append(PlanRow(name="days left from here", planned=planned, measured=measured.p50))
     return tuple(rows)
 
 
 def _updated(
-    folder: Folder, status: RunStatus, history: RunHistory, now_s: float
-) -> RunUpdate | None:
-    log = read_live_log(folder)
-    if log is None or not log.readings:
-        return None
+    folder: Folder, log: LiveLog, status: RunStatus, history: RunHistory, now_s: float
+) -> RunUpdate:
     config = config_of(folder, log)
     launched = history.engines[-1].plan if history.engines else None
     today = datetime.fromtimestamp(now_s, UTC).date()

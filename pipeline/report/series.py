@@ -1,27 +1,19 @@
 """A run as series over its time: rows, rates, time left, engines' readings. Pure.
 
-Times are seconds since the run began. The time left at a moment in the past is worked out from
-what was published until then, so that a report drawn at the end shows how good it was.
+Times are seconds since the run began.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, stdev
 
 from pipeline.dataset.history import RunHistory
 from schemas.estimate import Band, LiveReading
-from schemas.manifest import Session
+from schemas.live import TimeLeft
 from schemas.progress import slot_of
-from schemas.units import P90_SDS
+from schemas.units import SECONDS_PER_DAY
 
 _NUM_STEPS = 120
-_NUM_ETA_STEPS = 48
-_ETA_WINDOW_S, _ETA_WINDOW_SHARE = 300.0, 0.3
-# The rate of the last minutes, or of a part of the session once that is longer.
-_SUB_WINDOWS = 6
-_LEAST_LOG_SD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +28,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaPoint:
-    """How long the whole run would take, as it could be told at a moment."""
+    """Estimated total duration of the run, as estimated at one time."""
 
     at_s: float
     total_s: Band
@@ -124,49 +116,14 @@ def added(
     return found
 
 
-def eta_points(
-    parts: Sequence[Published], sessions: Sequence[Session], began_at_s: float, span_s: float
-) -> list[EtaPoint]:
-    """The whole run's length as known at some moments of the last session."""
-    if not parts or not sessions:
-        return []
-    session, start_s = sessions[-1], sessions[-1].started_at_s - began_at_s
-    mine = [part for part in parts if part.at_s >= start_s]
-    found = []
-    for number in range(1, _NUM_ETA_STEPS + 1):
-        now_s = start_s + (span_s - start_s) * number / _NUM_ETA_STEPS
-        rows_open = (
-            session.rows_total
-            - session.rows_done
-            - sum(part.rows for part in mine if part.at_s <= now_s)
-        )
-        left_s = time_left(mine, rows_open, start_s, now_s)
-        if left_s is not None:
-            total_s = Band(p10=now_s + left_s.p10, p50=now_s + left_s.p50, p90=now_s + left_s.p90)
-            found.append(EtaPoint(at_s=now_s, total_s=total_s))
-    return found
-
-
-def time_left(
-    parts: Sequence[Published], rows_open: int, start_s: float, now_s: float
-) -> Band | None:
-    """Open rows over the rate of a window, which is as sure as its pieces agree.
-
-    None before three pieces of the window have rows. What rows take that are still in flight is
-    not in it: the first rows of a run are its short ones, so early figures are low.
-    """
-    if rows_open <= 0:
-        return Band(p10=0.0, p50=0.0, p90=0.0)
-    window_s = min(now_s - start_s, max(_ETA_WINDOW_S, _ETA_WINDOW_SHARE * (now_s - start_s)))
-    if window_s <= 0:
-        return None
-    edges = [now_s - window_s * (1 - n / _SUB_WINDOWS) for n in range(_SUB_WINDOWS + 1)]
-    pieces = [
-        sum(part.rows for part in parts if low < part.at_s <= high) for low, high in pairwise(edges)
+def eta_points(times_left: Sequence[TimeLeft], offset_s: float, span_s: float) -> list[EtaPoint]:
+    """The estimates that were noted up to `span_s`; their clock began `offset_s` after the run."""
+    return [
+        EtaPoint(at_s=at_s, total_s=_after(at_s, noted.days.times(SECONDS_PER_DAY)))
+        for noted in times_left
+        if (at_s := noted.at_s + offset_s) <= span_s
     ]
-    if sum(count > 0 for count in pieces) < 3:
-        return None
-    middle_s = rows_open * window_s / sum(pieces)
-    log_sd = max(stdev(pieces) / fmean(pieces) / math.sqrt(_SUB_WINDOWS), _LEAST_LOG_SD)
-    away = math.exp(P90_SDS * log_sd)
-    return Band(p10=middle_s / away, p50=middle_s, p90=middle_s * away)
+
+
+def _after(at_s: float, left_s: Band) -> Band:
+    return Band(p10=at_s + left_s.p10, p50=at_s + left_s.p50, p90=at_s + left_s.p90)

@@ -1,13 +1,10 @@
 """How far a run is, from the files of its output folder alone."""
 
-import json
-
 from pipeline.dataset.history import read_history
 from pipeline.dataset.parts import check_has_begun, check_has_run
 from pipeline.store import lock
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import LIVE_FILE
-from schemas.estimate import Band
 from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus
 from schemas.units import SECONDS_PER_DAY
@@ -15,20 +12,22 @@ from schemas.units import SECONDS_PER_DAY
 _RATE_WINDOW_S = 300.0
 
 
-def run_status(folder: Folder, *, now_s: float) -> RunStatus:
-    """Raises ConfigError for a folder that holds no run."""
+def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -> RunStatus:
+    """Return how far the run is. Raises ConfigError for a folder without a run.
+
+    The driver passes the state that it knows.
+    """
     check_has_run(folder)
     manifest = read_history(folder)
     check_has_begun(folder, manifest)
     session, parts = manifest.sessions[-1], list(manifest.parts.values())
     rows_done = session.rows_done + manifest.rows_gained
     live = _live(folder, session)
-    tokens_per_s, rows_per_s = _rates(manifest, now_s)
     rows_open = session.rows_total - rows_done - len(manifest.failed)
-    state = _state(folder, live, rows_open)
+    state = state or _state(folder, live, rows_open)
     is_heard = live is not None and state in ("running", "unknown")
     days_left = live.days_left if live and is_heard and rows_open else None
-    eta_s = rows_open / rows_per_s if rows_per_s else (0.0 if not rows_open else None)
+    eta_s = days_left.p50 * SECONDS_PER_DAY if days_left else None
     return RunStatus(
         folder=folder.where,
         state=state,
@@ -38,8 +37,8 @@ def run_status(folder: Folder, *, now_s: float) -> RunStatus:
         rows_failed=len(manifest.failed),
         rows_outside_input=session.rows_outside_input,
         completion_tokens=sum(part.completion_tokens for part in parts),
-        tokens_per_s=tokens_per_s,
-        eta_s=days_left.p50 * SECONDS_PER_DAY if days_left else eta_s,
+        tokens_per_s=_tokens_per_s(manifest, now_s),
+        eta_s=eta_s if rows_open else 0.0,
         days_left=days_left,
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,
@@ -73,30 +72,15 @@ def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:
     return live.state if live and live.state != "running" else "interrupted"
 
 
-def _rates(manifest: RunManifest, now_s: float) -> tuple[float | None, float | None]:
-    """Tokens and rows a second over the window that ends with the last publication."""
+def _tokens_per_s(manifest: RunManifest, now_s: float) -> float | None:
+    """Return the rate over the window that ends with the last publication."""
     parts: list[Part] = manifest.session_parts
     if not parts:
-        return None, None
+        return None
     started_s = manifest.sessions[-1].started_at_s
     until_s = max(part.published_at_s for part in parts)
     if now_s - until_s > _RATE_WINDOW_S:
         until_s = now_s
     from_s = max(started_s, until_s - _RATE_WINDOW_S)
     recent = [part for part in parts if part.published_at_s > from_s]
-    span_s = max(until_s - from_s, 1e-3)
-    tokens = sum(part.completion_tokens for part in recent)
-    return tokens / span_s, sum(part.num_rows for part in recent) / span_s
-
-
-def read_time_left(folder: Folder) -> Band | None:
-    """The coordinator's own word in seconds, where it has one."""
-    if not folder.exists(LIVE_FILE):
-        return None
-    try:
-        days = json.loads(folder.read(LIVE_FILE))["days_left"]
-        ends = (float(days[name]) * SECONDS_PER_DAY for name in ("p10", "p50", "p90"))
-        p10, p50, p90 = ends
-    except (ValueError, KeyError, TypeError):
-        return None
-    return Band(p10=p10, p50=p50, p90=p90)
+    return sum(part.completion_tokens for part in recent) / max(until_s - from_s, 1e-3)

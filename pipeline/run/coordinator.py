@@ -200,6 +200,8 @@ class Coordinator:
     def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
         """How far it is, and the log lines since the last poll."""
         self._days_left = days_left
+        if days_left is not None:
+            self._readings.log.note_time_left(days_left, now_s=time())
         self._tell_what_all_break()
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
             self._taken_for_dead.add(worker_id)

@@ -6,7 +6,6 @@ for no others. Counters count from the session's start.
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +15,6 @@ from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
 from schemas.units import SECONDS_PER_DAY
 
-_RATE_WINDOW_S = 300.0
 _STEP_DOWN = re.compile(r"^event=step_down\b.*\bworker=(\S+)")
 
 
@@ -60,7 +58,6 @@ class RunMetrics:
     _told: dict[tuple[str, str], int] = field(default_factory=dict)
     """Totals of workers that were told already."""
     _steps: dict[str, int] = field(default_factory=dict)
-    _done: deque[tuple[float, int]] = field(default_factory=deque)
     _began_at_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -92,9 +89,10 @@ class RunMetrics:
         self._set("rows_open", rows_open)
         self._set("rows_failed", progress.rows_failed)
         self._set("publish_lag_seconds", now_s - (progress.last_publish_s or self._began_at_s))
-        eta_s = self._eta_s(progress, rows_open, now_s)
-        if eta_s is not None:
-            self._set("eta_seconds", eta_s)
+        if rows_open <= 0:
+            self._set("eta_seconds", 0.0)
+        elif progress.days_left is not None:
+            self._set("eta_seconds", progress.days_left.p50 * SECONDS_PER_DAY)
         self._tell_workers(progress.workers)
 
     def _tell_workers(self, workers: tuple[WorkerReport, ...]) -> None:
@@ -115,19 +113,6 @@ class RunMetrics:
         grown = total - self._told.get((kind, worker), 0)
         self._told[kind, worker] = total
         self._count(kind, grown, {"worker": worker})
-
-    def _eta_s(self, progress: Progress, rows_open: int, now_s: float) -> float | None:
-        """By the engines' readings, else by the rows of the last minutes; None without either."""
-        self._done.append((now_s, progress.rows_done))
-        while self._done[0][0] < now_s - _RATE_WINDOW_S:
-            self._done.popleft()
-        first_s, first_rows = self._done[0]
-        if rows_open <= 0:
-            return 0.0
-        if progress.days_left is not None:
-            return progress.days_left.p50 * SECONDS_PER_DAY
-        gained = progress.rows_done - first_rows
-        return rows_open * (now_s - first_s) / gained if gained > 0 else None
 
     def _count(self, name: str, number: int, tags: dict[str, str] | None = None) -> None:
         metric = self._made[f"regenerate_{name}"]

@@ -25,10 +25,12 @@ from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import LIVE_FILE, READINGS_FILE
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
-from schemas.estimate import LiveReading
+from schemas.estimate import Band, LiveReading
+from schemas.live import TimeLeft
 from schemas.manifest import CanaryEvent, FailedRow, RunIdentity, RunRecord, Session
 from schemas.progress import Progress, WorkerReport
 from schemas.prompt import Message, SamplingParams
+from schemas.units import SECONDS_PER_DAY
 
 BEGAN_AT_S = 1_790_000_000.0
 LIMIT = 4096
@@ -73,9 +75,11 @@ def write_example_run(
         row_id="hard", sample_index=0, cause="HTTP 503", attempts=6, failed_at_s=now_s
     )
     list_failed(folder, failed)
-    _write_readings(folder, num_parts * part_s, random)
+    row_s = part_s / rows_a_part
+    _write_readings(folder, num_parts * part_s, rows_total * row_s, random)
     _write_events(folder, num_parts * part_s)
-    _write_live(folder, now_s, state)
+    open_rows = rows_total - num_parts * rows_a_part
+    _write_live(folder, now_s, state, _days_left(open_rows * row_s))
     return now_s
 
 
@@ -136,7 +140,12 @@ def _row(row_id: str, worker: str, finished_at_s: float, random: Random) -> Comp
     )  # fmt: skip
 
 
-def _write_readings(folder: LocalFolder, span_s: float, random: Random) -> None:
+def _days_left(seconds: float) -> Band:
+    days = seconds / SECONDS_PER_DAY
+    return Band(p10=0.9 * days, p50=days, p90=1.1 * days)
+
+
+def _write_readings(folder: LocalFolder, span_s: float, whole_s: float, random: Random) -> None:
     config = run_file(folder.root).model_dump(mode="json")
     records: list[dict[str, object]] = [
         {"record": "run", "began_at_s": BEGAN_AT_S, "run_file": config},
@@ -146,6 +155,10 @@ def _write_readings(folder: LocalFolder, span_s: float, random: Random) -> None:
             "running": {"w0": [[500, 44]]},
         },
     ]
+    for number in range(1, 21):
+        at_s = span_s * number / 20
+        noted = TimeLeft(at_s=at_s, days=_days_left(whole_s - at_s))
+        records.append({"record": "time_left", **asdict(noted)})
     for place, engine in enumerate(ENGINES):
         start_s = 40.0 + 25 * place
         while start_s < span_s:
@@ -176,7 +189,7 @@ def _write_events(folder: LocalFolder, span_s: float) -> None:
     append_events(folder, [event for event in events if event is not None])
 
 
-def _write_live(folder: LocalFolder, now_s: float, state: str) -> None:
+def _write_live(folder: LocalFolder, now_s: float, state: str, days_left: Band) -> None:
     worker = WorkerReport(
         worker_id="w0", state="running", engine="sglang", engine_release="0.5.23", in_flight=44,
         not_started=9, backing_off=0, unflushed=3, requests=900, interruptions=1, restarts=0,
@@ -186,5 +199,6 @@ def _write_live(folder: LocalFolder, now_s: float, state: str) -> None:
         session_id="s1", updated_at_s=now_s, state=state, rows_total=0, rows_done=0, rows_failed=0,  # type: ignore[arg-type]
         rows_error=0, completion_tokens=0, last_publish_s=now_s, leases_lost=0,
         workers=(worker, replace(worker, worker_id="w1r1"), replace(worker, worker_id="w2")),
+        days_left=days_left,
     )  # fmt: skip
     folder.write_whole(LIVE_FILE, live.to_json().encode())

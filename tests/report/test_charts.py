@@ -21,10 +21,9 @@ from pipeline.report.series import (
     rates,
     rows_over_time,
     step_s,
-    time_left,
 )
-from schemas.estimate import LiveReading
-from schemas.manifest import Session
+from schemas.estimate import Band, LiveReading
+from schemas.live import TimeLeft
 
 
 def part(at_s: float, rows: int = 10, tokens: int = 100, worker: str = "w0") -> Published:
@@ -107,30 +106,10 @@ def test_readings_are_means_by_time_and_gaps_stay_gaps() -> None:
     assert added([found, [(10.0, 1.0), (30.0, 2.0)]]) == [(10.0, 11.0), (30.0, 2.0)]
 
 
-def test_time_left_is_as_sure_as_the_pieces_agree() -> None:
-    even = [part(10.0 * n - 5) for n in range(1, 31)]
-    sure = time_left(even, 100, 0.0, 300.0)
-    assert sure is not None
-    assert sure.p50 == pytest.approx(100.0)
-    assert sure.p90 / sure.p10 < 1.06
-    uneven = [part(p.at_s, rows=18 if p.at_s > 150 else 2) for p in even]
-    unsure = time_left(uneven, 100, 0.0, 300.0)
-    assert unsure is not None
-    assert unsure.p50 == pytest.approx(100.0)
-    assert unsure.p90 / unsure.p10 > 2
-    assert time_left(even[:2], 100, 0.0, 300.0) is None
-    done = time_left(even, 0, 0.0, 300.0)
-    assert done is not None
-    assert done.p90 == 0
-
-
-def test_whole_length_of_a_steady_run_is_known_from_early_on() -> None:
-    session = Session(
-        session_id="s", started_at_s=1000.0, rows_total=1000, rows_done=0, rows_error=0,
-        rows_outside_input=0,
-    )  # fmt: skip
-    points = eta_points([part(10.0 * n) for n in range(1, 51)], [session], 1000.0, 500.0)
-    assert points[0].at_s <= 60
-    for point in points:
-        assert point.total_s.p50 == pytest.approx(1000.0, rel=0.15)
-    assert points[-1].total_s.p50 == pytest.approx(1000.0, rel=0.03)
+def test_estimates_are_drawn_on_the_clock_of_the_run() -> None:
+    # The readings' clock began 10 s after the run. A day left after 50 s: 86,460 s in all.
+    band = Band(p10=0.5, p50=1.0, p90=2.0)
+    noted = [TimeLeft(at_s=50.0, days=band), TimeLeft(at_s=91.0, days=band)]
+    (point,) = eta_points(noted, 10.0, 100.0)
+    assert point.at_s == 60.0
+    assert point.total_s == Band(p10=43_260.0, p50=86_460.0, p90=172_860.0)

@@ -29,6 +29,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
 from schemas.completion import Completion
+from schemas.estimate import Band
 from schemas.manifest import EngineRun
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
 from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
@@ -78,10 +79,9 @@ def test_page_says_what_the_status_and_the_parts_say(folder: LocalFolder, report
     values = json.loads(json.dumps(report_json(report)))
     reading = parsed(page)
     assert_figures_are_those_of(reading.figures, values)
-    status = replace(run_status(folder, now_s=BEGAN_AT_S + 7230), state="running")
+    status = run_status(folder, now_s=BEGAN_AT_S + 7230, state="running")
     for name, value in status_json(status).items():
         if name != "failed":
-            # The status of a folder without a driver tells of no workers.
             assert values["status"][name] == json.loads(json.dumps(value)), name
     paths = {figure.path for figure in reading.figures}
     assert {"status.rows_done", "status.completion_tokens", "spending.usd_to_go.p90"} <= paths
@@ -197,23 +197,46 @@ def test_card_that_the_readings_name_is_the_one_that_costs(tmp_path: Path) -> No
     assert_figures_are_those_of(page.figures, json.loads(json.dumps(report_json(report))))
 
 
-def test_time_left_is_open_rows_over_the_rate(report: Report) -> None:
-    # 8 rows every 120 s; 520 of 1000 are open: 7,800 s.
-    left = report.figures.time_left_s
-    assert left is not None
-    assert left.p50 == pytest.approx(7800, rel=0.1)
-    assert left.p10 < left.p50 < left.p90
-
-
-def test_the_coordinators_own_word_comes_first(tmp_path: Path) -> None:
+def test_page_has_the_time_left_of_the_status(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     live = json.loads(folder.read("live.json"))
     live["days_left"] = {"p10": 0.5, "p50": 1.0, "p90": 2.0}
     folder.write_whole("live.json", json.dumps(live).encode())
-    left = run_report(folder, now_s=now_s, state="running").figures.time_left_s
-    assert left is not None
-    assert (left.p10, left.p50, left.p90) == (43_200, 86_400, 172_800)
+    figures = run_report(folder, now_s=now_s, state="running").figures
+    assert figures.time_left_s == Band(p10=43_200, p50=86_400, p90=172_800)
+    assert figures.status.eta_s == 86_400
+    days = [row.measured for row in figures.plan if row.name == "days left from here"]
+    assert days == [1.0]
+
+
+def test_run_that_does_not_go_on_has_no_time_left(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    stopped = run_report(folder, now_s=now_s, state="stopped")
+    assert (stopped.figures.status.eta_s, stopped.figures.time_left_s) == (None, None)
+    assert "the run stands still" in report_page(stopped)
+    folder.remove("live.json")
+    begun = run_report(folder, now_s=now_s, state="running")
+    assert begun.figures.time_left_s is None
+    assert "no estimate yet" in report_page(begun)
+
+
+def test_chart_of_the_duration_ends_with_the_run(report: Report) -> None:
+    assert report.eta_chart is not None
+    # 15,000 s, estimated rightly all along: 4.2 h, the band 10 % of the 7,800 s left.
+    (line,) = report.eta_chart.lines
+    assert line.name == "h"
+    assert line.last == pytest.approx(15_000 / 3600)
+
+
+def test_readings_that_cannot_be_read_leave_the_other_figures(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    now_s = write_example_run(folder, num_parts=6)
+    folder.write_whole(READINGS_FILE, b"{]\n")
+    spoilt = run_report(folder, now_s=now_s, state="running")
+    assert (spoilt.by_readings, spoilt.eta_chart) == (False, None)
+    assert spoilt.figures.status.rows_done == 48
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")

@@ -9,12 +9,16 @@ import pytest
 
 from pipeline.dataset.done_rows import DoneRows
 from pipeline.dataset.parts import write_run
+from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import LIVE_FILE
 from schemas.config import RunFile
+from schemas.estimate import Band
+from schemas.live import LiveSpan
 from schemas.manifest import Part, RunIdentity, RunRecord
-from schemas.progress import WorkerReport
+from schemas.progress import Progress, WorkerReport
 from schemas.session import SessionPlan
 
 Build = Callable[..., Coordinator]
@@ -196,3 +200,23 @@ def test_time_in_which_the_folder_did_not_answer_is_no_silence_of_the_workers(
     clock_s[0] += 61.0
     book.poll()
     assert book.heartbeat(report("w0", 0)).leases_are_lost is True, "a worker that is silent"
+
+
+def test_time_left_goes_into_live_json_and_is_noted_beside_the_readings(
+    coordinator: Build, tmp_path: Path
+) -> None:
+    book = coordinator(100, engines=1)
+    left = Band(p10=0.5, p50=1.0, p90=2.0)
+    span = LiveSpan(
+        duration_s=2.0, engine_age_s=0.0, cap_requests=4, running_requests=4.0, tokens_per_s=9.0,
+        prompt_tokens_per_s=1.0, accept_length=None, counted_by="answers", finished=(), running=(),
+    )  # fmt: skip
+    book.note_span("w0", span)
+    assert book.poll(None)[0].days_left is None
+    assert book.poll(left)[0].days_left == left
+    assert book.close("stopped").days_left == left
+    log = read_live_log(LocalFolder(tmp_path))
+    assert log is not None
+    assert [noted.days for noted in log.times_left] == [left]
+    live = Progress.from_json(LocalFolder(tmp_path).read(LIVE_FILE).decode())
+    assert live.days_left == left
