@@ -5,55 +5,15 @@ of that. It is starved when it runs far fewer requests than it has room for, and
 tell what it is short of.
 """
 
-import re
 from dataclasses import dataclass
 
+from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
-
-_LINE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})? ([-+.\deE]+|NaN)$", re.MULTILINE)
-
-_TOKEN_COUNTERS = ("realtime_tokens_total", "generation_tokens_total", "prompt_tokens_total")
-_MOVING_GAUGES = ("num_used_tokens", "decode_sum_seq_lens", "gen_throughput")
-# observability/metrics_collector.py, 0.5.23; older releases count finished requests alone, so that
-# the gauges have to speak for those that still run.
 
 _STARVED_FRACTION = 0.5
 _FULL_FRACTION = 0.9
 _STARVED_AFTER_S = 120.0
 # assumed: long enough for a queue to fill after a start or a lease
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """One reading of `/metrics`, summed over ranks."""
-
-    running: float
-    queued: float
-    retracted: float
-    token_usage: float
-    state_usage: float
-    progress: tuple[float, ...]
-    """Figures of which one at least moves while tokens are made."""
-
-
-def metrics_of(text: str) -> Metrics | None:
-    """None for a page that has no metrics of SGLang's."""
-    sums: dict[str, float] = {}
-    peaks: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
-        number = float(value)
-        sums[name] = sums.get(name, 0.0) + number
-        peaks[name] = max(peaks.get(name, 0.0), number)
-    if "num_running_reqs" not in sums:
-        return None
-    return Metrics(
-        running=sums["num_running_reqs"],
-        queued=sums.get("num_queue_reqs", 0.0),
-        retracted=sums.get("num_retracted_requests_total", 0.0),
-        token_usage=peaks.get("full_token_usage", peaks.get("token_usage", 0.0)),
-        state_usage=peaks.get("mamba_usage", 0.0),
-        progress=tuple(sums.get(name, 0.0) for name in (*_TOKEN_COUNTERS, *_MOVING_GAUGES)),
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +57,7 @@ class Watch:
     """What a starving engine is short of, for as long as it starves."""
 
     def observe_hang(
-        self, *, now_s: float, metrics: Metrics | None, in_flight: int, answers: int
+        self, *, now_s: float, metrics: EngineLoad | None, in_flight: int, answers: int
     ) -> str | None:
         """Why the engine counts as hung, or None.
 
@@ -120,7 +80,7 @@ class Watch:
         return f"hung: no token for {silent_s:.0f} s with {in_flight} requests in flight ({state})"
 
     def observe_starvation(
-        self, *, now_s: float, metrics: Metrics | None, supply: Supply, cap: int
+        self, *, now_s: float, metrics: EngineLoad | None, supply: Supply, cap: int
     ) -> str | None:
         """What a starving engine is short of, told once for as long as it stays so.
 
@@ -144,7 +104,7 @@ class Watch:
 
 
 def _shortage(
-    metrics: Metrics, supply: Supply, cap: int, *, has_retracted: bool
+    metrics: EngineLoad, supply: Supply, cap: int, *, has_retracted: bool
 ) -> tuple[str, str]:
     """The kind of shortage, and how it stands with it."""
     if has_retracted:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engines import embedded
 from pipeline.engines.gpus import visible_cards
-from pipeline.engines.health import StartWatch, Watch, metrics_of
+from pipeline.engines.health import StartWatch, Watch
 from pipeline.engines.ladder import Again, Step, Stop
 from pipeline.engines.launch import LaunchHistory
 from pipeline.engines.server import EngineProcess, free_port, installed_release, node_lock
@@ -28,6 +28,7 @@ from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.models.thinking import family, template_kwargs
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
 from pipeline.planner.sglang.failures import Cause, failure_cause
+from pipeline.planner.sglang.metrics import engine_load
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
@@ -144,7 +145,7 @@ class ServedEngine:
         if self._process is not None and not self._process.is_running:
             return "its process is gone"
         page = await self._client.page("/metrics")
-        metrics, now_s = metrics_of(page) if page else None, monotonic()
+        metrics, now_s = engine_load(page) if page else None, monotonic()
         self._hung = self._watch.observe_hang(
             now_s=now_s, metrics=metrics, in_flight=supply.in_flight, answers=self._answers
         )

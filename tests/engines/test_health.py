@@ -2,41 +2,17 @@
 
 import pytest
 
-from pipeline.engines.health import Metrics, StartWatch, Watch, metrics_of
+from pipeline.engines.health import StartWatch, Watch
+from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
 
-PAGE = """\
-# HELP sglang:num_running_reqs The number of running requests.
-# TYPE sglang:num_running_reqs gauge
-sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 12.0
-sglang:num_queue_reqs{engine_type="unified",model_name="m",tp_rank="0"} 3.0
-sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.97
-sglang:full_token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.41
-sglang:mamba_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.97
-sglang:num_retracted_requests_total{model_name="m"} 2.0
-sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="0"} 900.0
-sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0"} 1.5e+03
-sglang:gen_throughput{model_name="m",tp_rank="0"} 310.5
-python_gc_objects_collected_total{generation="0"} 6401.0
-"""
 
-
-def reading(*, tokens: float = 0.0, **changes: float) -> Metrics:
+def reading(*, tokens: float = 0.0, **changes: float) -> EngineLoad:
     values = {"running": 8.0, "queued": 0.0, "retracted": 0.0, "token_usage": 0.2}
-    return Metrics(**{"state_usage": 0.0, **values, **changes}, progress=(tokens,))
+    return EngineLoad(**{"state_usage": 0.0, **values, **changes}, progress=(tokens,))
 
 
-def test_metrics_are_summed_over_ranks_and_modes() -> None:
-    found = metrics_of(PAGE)
-    assert found is not None
-    assert (found.running, found.queued, found.retracted) == (12.0, 3.0, 2.0)
-    # `token_usage` is the fullest of all pools; the KV pool's own figure is another.
-    assert (found.token_usage, found.state_usage) == (0.41, 0.97)
-    assert found.progress[0] == 2400.0
-    assert metrics_of("vllm:num_requests_running 3.0\n") is None
-
-
-def watched(watch: Watch, *readings: tuple[float, Metrics | None, int, int]) -> list[str | None]:
+def watched(watch: Watch, *readings: tuple[float, EngineLoad | None, int, int]) -> list[str | None]:
     return [
         watch.observe_hang(now_s=now_s, metrics=metrics, in_flight=in_flight, answers=answers)
         for now_s, metrics, in_flight, answers in readings
@@ -78,7 +54,7 @@ def test_idle_engine_is_not_hung() -> None:
 FED = Supply(in_flight=32, waiting=32)
 
 
-def starving(watch: Watch, metrics: Metrics, supply: Supply = FED) -> str | None:
+def starving(watch: Watch, metrics: EngineLoad, supply: Supply = FED) -> str | None:
     told = [
         watch.observe_starvation(now_s=now_s, metrics=metrics, supply=supply, cap=32)
         for now_s in (0.0, 60.0, 130.0, 200.0)

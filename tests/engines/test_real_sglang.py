@@ -18,10 +18,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.frozen import FrozenPrompts
-from pipeline.engines.health import metrics_of
 from pipeline.engines.served import ServedEngine
 from pipeline.planner.sglang.failures import figures, notes
-from pipeline.planner.sglang.metrics import EngineCounters, engine_counters
+from pipeline.planner.sglang.metrics import EngineCounters, engine_counters, engine_load
 from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.worker import Worker
@@ -152,7 +151,7 @@ async def aborted(engine: ServedEngine) -> None:
 
 async def running_requests(engine: ServedEngine) -> float:
     assert engine._client is not None
-    found = metrics_of(await engine._client.page("/metrics") or "")
+    found = engine_load(await engine._client.page("/metrics") or "")
     assert found is not None
     return found.running
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.live.meter import Meter, rounded
-from pipeline.planner.sglang.metrics import EngineCounters, engine_counters
+from pipeline.planner.sglang.metrics import EngineCounters
 from schemas.completion import Interruption, Turn
 from schemas.config import RunFile
 from schemas.live import LiveSpan
@@ -21,32 +21,6 @@ TURN = Turn(
     completion_tokens=200, reasoning_tokens=None, prompt_token_ids=None,
     completion_token_ids=None, generation_boundary=None, duration_s=10.0,
 )  # fmt: skip
-PAGE = """\
-# TYPE sglang:num_running_reqs gauge
-sglang:num_running_reqs{engine_type="unified",tp_rank="0"} 12.0
-sglang:gen_throughput{tp_rank="0"} 310.5
-sglang:spec_accept_length{tp_rank="0"} 2.75
-sglang:realtime_tokens_total{mode="prefill_compute",tp_rank="0"} 900.0
-sglang:realtime_tokens_total{mode="prefill_cache",tp_rank="0"} 70.0
-sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 1.5e+03
-"""
-
-
-def test_page_of_the_newest_release_is_read() -> None:
-    found = engine_counters(PAGE)
-    assert found == EngineCounters(
-        running_requests=12, decoded_tokens=1500, prefilled_tokens=900, tokens_per_s=310.5,
-        accept_length=2.75,
-    )  # fmt: skip
-
-
-def test_page_of_an_old_release_has_its_gauge_alone() -> None:
-    old = 'sglang:num_running_reqs{model_name="m"} 3.0\nsglang:gen_throughput{model_name="m"} 9.5\n'
-    found = engine_counters(old)
-    assert found is not None
-    assert (found.decoded_tokens, found.prefilled_tokens, found.accept_length) == (None,) * 3
-    assert found.tokens_per_s == 9.5
-    assert engine_counters("vllm:num_requests_running 3.0\n") is None
 
 
 def test_answers_are_counted_where_there_are_no_counters() -> None:

@@ -1,7 +1,6 @@
-"""SGLang's own counters, from the text of its `/metrics` page. Pure.
+"""SGLang's own counters and gauges, parsed from the text of its `/metrics` page. Pure.
 
-Names are those of SGLang's observability/metrics_collector.py, release 0.5.23. Older releases have
-no `realtime_tokens_total`: there the throughput gauge stands in for the counter of tokens.
+Metric names are those of SGLang's observability/metrics_collector.py, release 0.5.23.
 """
 
 import re
@@ -10,31 +9,46 @@ from dataclasses import dataclass
 _LINE = re.compile(r"^sglang:(\w+)(\{[^}]*\})? ([-+.\deE]+|NaN)$", re.MULTILINE)
 _MODE = re.compile(r'\bmode="(\w+)"')
 
+# Releases without `realtime_tokens_total` count tokens of finished requests alone, so the gauges
+# show the progress of those that still run.
+_TOKEN_COUNTERS = ("realtime_tokens_total", "generation_tokens_total", "prompt_tokens_total")
+_MOVING_GAUGES = ("num_used_tokens", "decode_sum_seq_lens", "gen_throughput")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """One reading, summed over the ranks that tell."""
+    """Tokens that an engine has processed, summed over the ranks that report them."""
 
     running_requests: float
     decoded_tokens: float | None
-    """So far, finished or not; None before the release that counts them."""
+    """Total since the start, running requests included; None where the release has no counter."""
     prefilled_tokens: float | None
-    """So far, hits of the prefix cache left out."""
+    """Total since the start, without hits of the prefix cache; None as above."""
     tokens_per_s: float
-    """The engine's gauge of the last moments."""
+    """The engine's gauge of recent decode throughput."""
     accept_length: float | None
-    """Tokens that a verify step keeps; None with MTP off."""
+    """Mean tokens kept per verify step; None with MTP off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Requests that an engine has and what its pools hold, summed over ranks."""
+
+    running: float
+    queued: float
+    retracted: float
+    """Total since the start."""
+    token_usage: float
+    """Used fraction of the fullest rank's KV pool."""
+    state_usage: float
+    """Used fraction of the fullest rank's state pool."""
+    progress: tuple[float, ...]
+    """Figures of which at least one changes while tokens are generated."""
 
 
 def engine_counters(page: str) -> EngineCounters | None:
-    """None for a page that has no metrics of SGLang's."""
-    sums: dict[str, float] = {}
-    highest: dict[str, float] = {}
-    for name, labels, value in _LINE.findall(page):
-        mode = _MODE.search(labels)
-        key = f"{name}/{mode[1]}" if mode else name
-        sums[key] = sums.get(key, 0.0) + float(value)
-        highest[key] = max(highest.get(key, 0.0), float(value))
+    """Return the token counters of a page, or None where it has no metrics of SGLang."""
+    sums, peaks = _sums_and_peaks(page)
     if "num_running_reqs" not in sums:
         return None
     return EngineCounters(
@@ -43,5 +57,35 @@ def engine_counters(page: str) -> EngineCounters | None:
         prefilled_tokens=sums.get("realtime_tokens_total/prefill_compute"),
         tokens_per_s=sums.get("gen_throughput", 0.0),
         # 0 with MTP off, and before the first verify step.
-        accept_length=highest.get("spec_accept_length") or None,
+        accept_length=peaks.get("spec_accept_length") or None,
     )
+
+
+def engine_load(page: str) -> EngineLoad | None:
+    """Return the load that a page reports, or None where it has no metrics of SGLang."""
+    sums, peaks = _sums_and_peaks(page)
+    if "num_running_reqs" not in sums:
+        return None
+    return EngineLoad(
+        running=sums["num_running_reqs"],
+        queued=sums.get("num_queue_reqs", 0.0),
+        retracted=sums.get("num_retracted_requests_total", 0.0),
+        token_usage=peaks.get("full_token_usage", peaks.get("token_usage", 0.0)),
+        state_usage=peaks.get("mamba_usage", 0.0),
+        progress=tuple(sums.get(name, 0.0) for name in (*_TOKEN_COUNTERS, *_MOVING_GAUGES)),
+    )
+
+
+def _sums_and_peaks(page: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return each metric's sum and maximum over its lines, one line per rank.
+
+    A line with a `mode` label also counts under `name/mode`.
+    """
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for name, labels, text in _LINE.findall(page):
+        mode, value = _MODE.search(labels), float(text)
+        for key in (name, f"{name}/{mode[1]}") if mode else (name,):
+            sums[key] = sums.get(key, 0.0) + value
+            peaks[key] = max(peaks.get(key, 0.0), value)
+    return sums, peaks
