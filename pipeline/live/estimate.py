@@ -5,25 +5,32 @@ writes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.lengths import expected_lengths, frozen_size, stated_prompts
 from pipeline.dataset.parts import check_has_begun, check_has_run, read_manifest
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, PipelineError, PlanError
 from pipeline.live.log import LiveLog, engine_seconds, read_live_log
 from pipeline.live.update import Expected, NoDryRun, RunSoFar, run_update
-from pipeline.planner.estimate.estimate import PricedGroup, rated_group
+from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup, rated_group
 from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.lengths import LengthModel
+from pipeline.planner.sglang.calibration import (
+    calibration_from_text,
+    check_calibration,
+    fits_layout,
+)
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
+from pipeline.planner.sglang.releases import rules_for
 from pipeline.run_file import configured_group, estimate_query
 from pipeline.store.folder import Folder
-from pipeline.store.run_folder import READINGS_FILE
+from pipeline.store.run_folder import CALIBRATIONS, READINGS_FILE
 from schemas.config import EngineConfig, RunFile, run_file_of
 from schemas.estimate import InputSize, Price, RunUpdate
+from schemas.plan import Calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,7 @@ def expectation(
         turns = size.num_completions / (frozen.num_rows * config.samples_per_prompt)
     try:
         dry_run: Expected | NoDryRun = _dry_run(
-            _as_launched(config, launched), size, lengths, today, hardware
+            folder, _as_launched(config, launched), size, lengths, today, hardware
         )
     except PipelineError as error:
         # A model or card that the planner does not know is no fault of a run that goes on.
@@ -140,6 +147,7 @@ def expectation(
 
 
 def _dry_run(
+    folder: Folder,
     config: RunFile,
     size: InputSize | None,
     lengths: LengthModel,
@@ -171,12 +179,32 @@ def _dry_run(
         lengths,
         today=today,
     )
+    query = replace(query, calibrations=_calibrations(folder, query))
     return Expected(
         groups=tuple(rated_group(query, group) for group in hardware),
         load=query.load,
         price=_price(hardware, today),
         num_gpus=sum(group.hardware.count for group in hardware),
     )
+
+
+def _calibrations(folder: Folder, query: EstimateQuery) -> dict[str, Calibration]:
+    """Return what the run's own engines measured at launch, by card.
+
+    Measurements of another model, release or layout, and files that cannot be read, are left out.
+    """
+    release = rules_for(query.version)[0].label
+    calibrations = {}
+    for name in folder.names(CALIBRATIONS):
+        place = f"{CALIBRATIONS}/{name}"
+        try:
+            measured = calibration_from_text(folder.read(place).decode(), place)
+            check_calibration(measured, model=query.model.name, gpu=measured.gpu, release=release)
+        except (PlanError, UnicodeDecodeError):
+            continue
+        if fits_layout(measured, query.base):
+            calibrations[measured.gpu] = measured
+    return calibrations
 
 
 def _as_launched(config: RunFile, launched: str | None) -> RunFile:

@@ -296,6 +296,70 @@ def test_dry_run_keeps_the_stages_of_the_launch_and_adds_none(tmp_path: Path) ->
         assert (settings.tp_size, settings.pp_size) == layout
 
 
+# --- calibrations of the run -------------------------------------------------------------------
+
+
+def calibration(folder: LocalFolder, name: str, **changes: object) -> None:
+    """What an engine of the run measured: 10 GiB less than the card should leave free."""
+    values = {
+        "model": "Qwen/Qwen3.6-27B", "gpu": "RTX PRO 6000 Blackwell",
+        "release": "0.5.23", "layout": "1",
+        "free_before_load_bytes": 84 << 30, "weights_bytes": 51 << 30, **changes,
+    }  # fmt: skip
+    folder.make("calibrations")
+    folder.write_whole(f"calibrations/{name}.json", json.dumps(values).encode())
+
+
+def expected_cap(folder: LocalFolder, config: RunFile, launched: str | None = None) -> float:
+    expected = expectation(folder, config, today=TODAY, launched=launched).dry_run
+    assert isinstance(expected, Expected), expected
+    return expected.groups[0].best.resident.cap_requests
+
+
+def test_engines_own_figures_replace_what_the_plan_assumes(
+    tmp_path: Path, expected: Expectation
+) -> None:
+    folder, config = LocalFolder(tmp_path), run_file(tmp_path)
+    assumed = expected_cap(folder, config)
+    calibration(folder, "a")
+    assert expected_cap(folder, config) < assumed
+    measured = expectation(folder, config, today=TODAY).dry_run
+    assert isinstance(measured, Expected)
+    assert isinstance(expected.dry_run, Expected)
+    # The cap is measured and widens no band.
+    names = {spread.name for spread in measured.groups[0].rate.spreads}
+    assert {each.name for each in expected.dry_run.groups[0].rate.spreads} - names == {
+        "running requests"
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "other"}, {"gpu": "B200"}, {"release": "0.5.20"}, {"layout": "2"},
+        {"weights_bytes": "51"},
+    ],
+)  # fmt: skip
+def test_figures_of_another_launch_change_nothing(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder, config = LocalFolder(tmp_path), run_file(tmp_path)
+    assumed = expected_cap(folder, config)
+    calibration(folder, "a", **changes)
+    folder.write_whole("calibrations/b.json", b"\xff{]")
+    assert expected_cap(folder, config) == assumed
+
+
+def test_figures_are_those_of_the_layout_that_came_up(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    config = run_file(tmp_path, hardware=[{"gpu": "rtx-pro-6000", "count": 2}])
+    one, two = "--tp-size 1", "--tp-size 2"
+    assumed = expected_cap(folder, config, one), expected_cap(folder, config, two)
+    calibration(folder, "a", layout="2", weights_bytes=26 << 30)
+    assert expected_cap(folder, config, one) == assumed[0]
+    assert expected_cap(folder, config, two) < assumed[1]
+
+
 # --- several kinds of cards --------------------------------------------------------------------
 
 
