@@ -12,13 +12,13 @@ from statistics import NormalDist
 from typing import Any
 
 from pipeline.models.thinking import FAMILIES, family, template_kwargs
+from pipeline.planner.lengths.log_normal_fit import log_normal_fit
 from pipeline.quality.canary import ERROR_ROWS, MEAN_TOKENS, Excess
 from schemas.config import RunFile
 
 _EXAMPLES_PER_FLAG = 3
 _EXAMPLE_CHARACTERS = 160
 _FEWEST_WHOLE_TURNS = 10
-_EM_STEPS = 200
 _MOSTLY = 0.5
 
 
@@ -111,49 +111,24 @@ def budgets_of(rows: Iterable[Mapping[str, Any]]) -> Budgets | None:
 
     A turn that loops would never have ended: its length says nothing of the others'.
     """
-    whole: list[float] = []
-    cut: list[float] = []
+    whole: Counter[int] = Counter()
+    cut: Counter[int] = Counter()
     for row in rows:
         for turn in row["turns"]:
             tokens = turn["completion_tokens"]
             if not tokens or "looping" in row["flags"]:
                 continue
-            (cut if turn["finish_reason"] == "length" else whole).append(float(tokens))
-    if not cut or len(whole) < _FEWEST_WHOLE_TURNS:
+            (cut if turn["finish_reason"] == "length" else whole)[tokens] += 1
+    if not cut or whole.total() < _FEWEST_WHOLE_TURNS:
         return None
-    mean, deviation = _censored_log_normal(whole, cut)
-    tokens_95, tokens_99 = (
-        math.ceil(math.exp(mean + deviation * NormalDist().inv_cdf(share)))
-        for share in (0.95, 0.99)
+    fit = log_normal_fit(sorted(whole.items()), sorted(cut.items()))
+    if fit is None:
+        return None
+    lengths = NormalDist(fit.mu, fit.sigma)
+    tokens_95, tokens_99 = (math.ceil(math.exp(lengths.inv_cdf(share))) for share in (0.95, 0.99))
+    return Budgets(
+        tokens_95=tokens_95, tokens_99=tokens_99, num_whole=whole.total(), num_cut=cut.total()
     )
-    return Budgets(tokens_95=tokens_95, tokens_99=tokens_99, num_whole=len(whole), num_cut=len(cut))
-
-
-def _censored_log_normal(whole: list[float], cut: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the logarithm, by expectation and maximisation.
-
-    Each cut length counts as its expected value given that it is longer than where it was cut.
-    """
-    normal = NormalDist()
-    known = [math.log(length) for length in whole]
-    bounds = Counter(math.log(length) for length in cut)
-    total = len(whole) + len(cut)
-    mean = (sum(known) + sum(bound * n for bound, n in bounds.items())) / total
-    deviation = max(0.1, math.sqrt(sum((x - mean) ** 2 for x in known) / len(known)))
-    known_sum, known_squares = sum(known), sum(x * x for x in known)
-    for _ in range(_EM_STEPS):
-        first, second = known_sum, known_squares
-        for bound, number in bounds.items():
-            score = (bound - mean) / deviation
-            beyond = max(1e-12, 1.0 - normal.cdf(score))
-            hazard = normal.pdf(score) / beyond
-            first += number * (mean + deviation * hazard)
-            second += number * (
-                mean * mean + deviation * deviation + deviation * (bound + mean) * hazard
-            )
-        mean = first / total
-        deviation = max(1e-3, math.sqrt(max(0.0, second / total - mean * mean)))
-    return mean, deviation
 
 
 # -- causes
