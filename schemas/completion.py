@@ -1,6 +1,6 @@
-"""Completion, FinishReason, COMPLETION_SCHEMA; the three outcomes of a request.
+"""Outcomes of a request, and the row of output with its parquet schema.
 
-The parquet schema is written out by hand, because readers depend on it; a test keeps it equal to
+The schema is written out by hand because readers depend on it; a test keeps it equal to
 `Completion`.
 """
 
@@ -27,12 +27,12 @@ QualityFlag = Literal[
     "too_short",
     "not_utf8_clean",
 ]
-"""What can be wrong with a generated turn; a section of `quality` in the run file is each one's."""
+"""Faults of a generated turn; each has a section under `quality` in the run file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One regenerated assistant turn."""
+    """A regenerated assistant turn."""
 
     reasoning_text: str | None
     answer_text: str
@@ -43,13 +43,13 @@ class Turn:
     prompt_token_ids: tuple[int, ...] | None
     completion_token_ids: tuple[int, ...] | None
     generation_boundary: int | None
-    """Where the completion begins in prompt ids followed by completion ids; masks the loss."""
+    """Index of the first completion id in prompt ids plus completion ids; masks the loss."""
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The row's own fault: asking again would be refused again."""
+    """A failure that is the row's fault: a retry would be refused again."""
 
     kind: Literal["refused_by_engine", "unusable_finish"]
     text: str
@@ -57,13 +57,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Not the row's fault: nothing is known about the row, and it is asked again."""
+    """A failure that says nothing about the row, which is retried."""
 
     cause: str
     retry_after_s: float | None = None
-    """What the server asked for, in seconds."""
+    """Wait that the server requested."""
     connection_failed: bool = False
-    """No HTTP answer came, or none in time, so the engine itself may be gone."""
+    """True if no HTTP answer came in time, so that the engine itself may be gone."""
 
 
 Outcome = Turn | Refusal | Interruption
@@ -71,7 +71,7 @@ Outcome = Turn | Refusal | Interruption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One row of the output: a prompt's regenerated conversation, or why there is none."""
+    """A row of the output: a prompt's regenerated conversation, or its error."""
 
     row_id: str
     sample_index: int
@@ -86,14 +86,14 @@ class Completion:
     engine: str
     engine_release: str | None
     plan: str | None
-    """The engine's launch flags that were planned or given; None where it has none."""
+    """Launch flags of the engine, planned or given; None if it has none."""
     sampling: SamplingParams
     attempt: int
-    """Tries that the row took, 1 when the first one went through; 0 when no engine was asked."""
+    """Attempts at the row: 1 if the first one succeeded, 0 if no engine received it."""
     flags: tuple[QualityFlag, ...]
-    """Of all its turns, each once."""
+    """Flags of all turns, without repeats."""
     quality_retries: int
-    """Turns that were thrown away for their flags and generated again."""
+    """Turns that were discarded for their flags and generated again."""
     worker_id: str
     content_hash: str
     started_at_s: float
@@ -147,6 +147,7 @@ _SAMPLING = pa.struct(
 
 _TIME = pa.timestamp("ms", tz="UTC")
 
+# Carried columns follow these, under their own names and types.
 COMPLETION_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
@@ -172,4 +173,3 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("finished_at", _TIME, nullable=False),
     ]
 )
-"""Carried columns follow these, under their own names and types."""

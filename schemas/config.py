@@ -1,7 +1,6 @@
-"""What the user asks for: the run file, read safely and validated.
+"""The run file: all keys with their types, bounds and defaults.
 
-Every key is known, typed and bounded here; an unknown key is refused. The models are frozen: a
-run file is resolved once and then only read. This module knows nothing of what is done with it.
+Unknown keys are refused. The models are frozen: a run file is resolved once and then only read.
 """
 
 import difflib
@@ -23,20 +22,20 @@ EnginePlan = Literal["auto", "off"]
 PromptShape = Literal["messages", "conversations", "prompt"]
 
 _LONGEST_VALUE_SHOWN = 60
+# Integer widths of the output's `sampling` column.
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
-# The widths in which the output's `sampling` column holds these figures.
 _VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
 _SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key)$")
 _OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
 def is_url(where: str) -> bool:
-    """Whether it is the URL of a place in an object store and no path."""
+    """Return true for the URL of an object store, false for a local path."""
     return "://" in where
 
 
 class PromptsConfig(Section):
-    """Where the prompts are and which columns they stand in."""
+    """Location and columns of the prompts."""
 
     path: str
     """A parquet or JSON-lines file, a folder of them, a saved data set, or a hub name.
@@ -44,30 +43,33 @@ class PromptsConfig(Section):
     A file or folder may be in an object store: `s3://bucket/prompts.parquet`.
     """
     name: str | None = None
-    """The configuration of a hub data set."""
+    """Configuration of a hub data set."""
     split: str = "train"
     column: str | None = None
-    """Recognised when null: `messages`, `conversations` or `prompt`, in this order."""
+    """Column to read. Null: the first of `messages`, `conversations` and `prompt` that exists."""
     shape: PromptShape | None = None
-    """How `column` is to be read. Null: by the column's name, else by its values."""
+    """Format of `column`. Null: by the column's name, else by its values."""
     system_prompt: str | None = None
-    """Put in front of every conversation that has no system turn of its own."""
+    """System turn for conversations that have none."""
     system_column: str | None = None
-    """A column with each row's system prompt. Null: `system_prompt` or `system` if present."""
+    """Column with each row's system prompt. Null: `system_prompt` or `system` if present."""
     id_column: str | None = None
-    """Null: rows are named by a hash of their content."""
+    """Column with unique row ids. Null: a hash of each row's content is its id."""
     keep_columns: list[str] = []
     limit: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
-    def _kept_columns_differ(self) -> Self:
-        if len(set(self.keep_columns)) < len(self.keep_columns):
-            raise ValueError("keep_columns: the same column stands there twice")
+    def _check_columns_differ(self) -> Self:
+        repeated = [name for name in self.keep_columns if self.keep_columns.count(name) > 1]
+        if repeated:
+            raise ValueError(
+                f"keep_columns: {repeated[0]!r} is listed twice; list each column once"
+            )
         return self
 
 
 class SamplingConfig(Section):
-    """Passed to the engine with every request; null leaves the engine's default."""
+    """Sampling parameters of every request; null leaves the engine's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.6
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -77,126 +79,132 @@ class SamplingConfig(Section):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MAX_INT32)] = 4096
     seed: Annotated[int, Field(ge=0, le=_MAX_INT64)] | None = 7
-    """Each request's own seed is derived from it; null sends none."""
+    """Base of each request's own seed; null sends no seed."""
 
 
 class EngineConfig(Section):
-    """What answers the requests, and how many of it."""
+    """Engines that answer the requests."""
 
     kind: EngineKind = "embedded"
     count: Annotated[int, Field(ge=1)] | None = 1
-    """Engines to start, one worker each. Null: as many as the cluster's GPUs hold, and more when
-    nodes join. An `endpoint` run has one worker a base URL instead."""
+    """Engines to start, one worker each. Null: as many as fit on the cluster's GPUs, and more as
+    nodes join. An `endpoint` run has one worker per base URL instead."""
     max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Requests in flight, per engine. sglang: where it is not given, what the launch and the
-    engine say; 16 where neither does."""
+    """Requests in flight per engine. If not given, sglang uses the limit of the launch and the
+    engine; 16 if neither has one."""
     base_urls: list[str] = []
     api_key_env: str | None = None
-    """Name of the environment variable that holds the endpoints' key."""
+    """Environment variable with the endpoints' API key."""
     served_model_name: str | None = None
-    """The name that the server knows the model by. Null: `model`."""
+    """Model name on the server. Null: `model`."""
     context_length: Annotated[int, Field(ge=16)] | None = None
-    """Tokens of prompt and completion together. Null: as the server says; embedded: 2048."""
+    """Tokens of prompt and completion together. Null: the server's own; embedded: 2048."""
     return_token_ids: bool = True
-    """Ask for the engine's own token ids. Turn off for a server that refuses unknown fields."""
+    """Request the engine's token ids. Turn off for a server that refuses unknown fields."""
     request_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Null: 60 s and `max_tokens` at `min_tokens_per_s`."""
+    """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`."""
     min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
     ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Time to the first good answer. Null: 120 s embedded, 20 s endpoint; sglang as long as it
-    shows life."""
+    """Time limit for the first good answer. Null: 120 s embedded, 20 s endpoint; sglang: no limit
+    while the start makes progress."""
     start_silence_s: Annotated[float, Field(gt=0)] = 600.0
-    """sglang: a start whose log, CPU and disk counters stand still for so long is given up."""
+    """sglang: a start times out after this long without a change in log, CPU or disk counters."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """sglang: an engine with requests and without a new token for so long is hung."""
+    """sglang: an engine with requests but no new token for this long is hung."""
     lost_after_s: Annotated[float, Field(gt=0)] = 60.0
-    """An endpoint that does not answer for so long is given up."""
+    """An endpoint that does not answer for this long is abandoned."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """Starts of one engine of ours that may follow without a finished row between."""
+    """Restarts of one engine without a finished row in between."""
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
-    """Failed tries in a row, without one answer, after which an engine is given up."""
+    """Failed attempts in a row, without one answer, after which an engine is abandoned."""
     max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
-    """A row in flight at so many deaths of its engine is tried alone, at the end, and blamed for
-    the next. Where more than eight are, they are tried sixteen at a time before that."""
+    """A row that was in flight at this many deaths of its engine is retried alone at the end, and
+    blamed for the next one. More than eight such rows are first retried in groups of sixteen."""
     cpus: Annotated[float, Field(ge=0)] = 1.0
-    """CPUs a worker claims from Ray."""
+    """CPUs that a worker reserves in Ray."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs a worker claims from Ray. Null: 1 for sglang, else 0."""
+    """GPUs that a worker reserves in Ray. Null: 1 for sglang, else 0."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of one embedded engine. Null: the machine's cores shared out."""
+    """CPU threads of one embedded engine. Null: the machine's cores, shared equally."""
     model_file: str | None = None
-    """A GGUF file for the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
+    """GGUF file of the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
     python: str | None = None
-    """The interpreter that SGLang is installed in."""
+    """Python interpreter of the environment that SGLang is installed in."""
     command: list[str] = []
-    """What starts SGLang's server instead, a container for example; flags are put behind it."""
+    """Command that starts SGLang's server instead, for example a container; flags are appended."""
     flags: list[str] = []
     """Flags of `sglang.launch_server`, as on its command line."""
     plan: EnginePlan = "auto"
-    """auto: what `flags` leave open is planned for the card that the worker has, and a failed
-    start steps down; off: `flags` as they are, and nothing else."""
+    """auto: plan what `flags` leave open for the worker's card, and step down after a failed
+    start; off: use `flags` as they are."""
     env: dict[str, str] = {}
-    """Environment variables to set for the engine's process. No secrets: they come by name."""
+    """Environment variables to set for the engine's process. Secrets are refused; export them."""
     pass_env: list[str] | None = None
-    """Variables of the worker that the engine may see, `NCCL_*` for a prefix. Null: all but
-    PYTHONPATH. What a process cannot do without is always passed."""
+    """Variables of the worker to pass to the engine, `NCCL_*` for a prefix. Null: all but
+    PYTHONPATH. Variables that every process needs are always passed."""
 
     @field_validator("plan", mode="before")
     @classmethod
-    def _off_is_a_word_here(cls, value: object) -> object:
-        """YAML reads a bare `off` as false."""
+    def _off_from_yaml(cls, value: object) -> object:
+        """Accept a bare `off`, which YAML reads as false."""
         return "off" if value is False else value
 
     @model_validator(mode="after")
-    def _launch_can_be_started_so(self) -> Self:
+    def _check_launch(self) -> Self:
         for name in ("env", "pass_env"):
             for variable in getattr(self, name) or ():
                 if not re.fullmatch(_VARIABLE[name], variable):
-                    # Without what follows the sign: it may be a secret.
+                    # The value after the sign may be a secret.
                     shown = re.sub("=.*", "=…", variable, flags=re.DOTALL)
-                    raise ValueError(f"{name}: found {shown!r}; expected a variable's name")
+                    raise ValueError(f"{name}: found {shown!r}; expected the name of a variable")
         if self.flags and not self.flags[0].startswith("--"):
-            raise ValueError(f"flags: found {self.flags[0]!r}; a flag begins with --")
+            raise ValueError(
+                f"flags: found {self.flags[0]!r}; the first word must be a flag with --"
+            )
         for variable in self.env:
             if _SECRET_NAME.search(variable):
                 raise ValueError(
-                    f"env: {variable} is a secret by its name, and the run file is kept with the "
-                    f"rows; export it instead, and name it in pass_env where that is given"
+                    f"env: {variable} looks like a secret, and the run file is stored with the "
+                    f"rows; export it instead, and list it in pass_env if that is given"
                 )
         for word in self.flags:
             if word.partition("=")[0] in _OUR_FLAGS:
-                # Without its value: it may be a key.
+                # The value may be a key.
                 raise ValueError(
-                    f"flags: found {word.partition('=')[0]}; each worker sets it for its engine"
+                    f"flags: found {word.partition('=')[0]}; remove it, each worker sets its own"
                 )
         if self.command and not self.command[0].strip():
-            raise ValueError("command: its first word is empty; it names what is started")
+            raise ValueError("command: the first word is empty; expected the program to start")
         return self
 
     @model_validator(mode="after")
-    def _kinds_have_what_they_need(self) -> Self:
+    def _check_fields_of_kind(self) -> Self:
         _check_variable_name("api_key_env", self.api_key_env)
         if self.kind == "endpoint" and not self.base_urls:
             raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
         if self.kind != "endpoint" and self.base_urls:
-            raise ValueError(f"base_urls: only for kind 'endpoint'; this is kind {self.kind!r}")
+            raise ValueError(
+                f"base_urls: not for kind {self.kind!r}; remove them, or use kind 'endpoint'"
+            )
         if self.kind == "sglang" and self.python is None and not self.command:
             raise ValueError(
-                "python: found null; kind 'sglang' needs the interpreter's path, or a command"
+                "python: found null; kind 'sglang' needs the path of an interpreter, or a command"
             )
         if self.python is not None and self.command:
-            raise ValueError("command: found one beside python; give one of them")
+            raise ValueError("command: found both command and python; give one of them")
         for url in self.base_urls:
             _check_url(url)
         if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):
-            raise ValueError("base_urls: the same URL stands there twice")
+            raise ValueError("base_urls: the same URL is listed twice; list each server once")
         if self.count is None and self.kind != "endpoint" and not self.gpus_per_worker:
-            raise ValueError("count: found null, which counts by GPUs; these engines claim none")
+            raise ValueError(
+                "count: found null, but these engines use no GPUs to count by; give a number"
+            )
         return self
 
     @property
     def num_workers(self) -> int | None:
-        """None: as many as the cluster holds."""
+        """Workers to start; None for as many as fit on the cluster."""
         return len(self.base_urls) if self.kind == "endpoint" else self.count
 
     @property
@@ -207,124 +215,126 @@ class EngineConfig(Section):
 
 
 def _check_variable_name(field: str, name: str | None) -> None:
-    # What was found is not shown: it may be the secret itself.
+    # The value is not shown: it may be the secret itself.
     if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{field}: it should be the name of an environment variable")
+        raise ValueError(f"{field}: expected the name of an environment variable")
 
 
 def _check_url(url: str) -> None:
-    # First of all, so that no other message shows the key.
+    # Checked first, so that no other message shows the key.
     if "@" in url:
-        raise ValueError("base_urls: a URL holds a user or key; name it in api_key_env")
+        raise ValueError("base_urls: a URL contains a user or key; use api_key_env instead")
     if "?" in url or "#" in url:
-        raise ValueError("base_urls: a URL ends before '?'; a key is named in api_key_env")
+        raise ValueError(
+            "base_urls: a URL contains '?' or '#'; remove that, and use api_key_env for a key"
+        )
     if not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
         raise ValueError(
-            f"base_urls: found {url!r}; each starts with http:// or https:// and a host"
+            f"base_urls: found {url!r}; expected a URL with http:// or https:// and a host"
         )
 
 
 class RetryConfig(Section):
-    """Tries of one request that failed through no fault of its row."""
+    """Retries of requests that failed through no fault of their row."""
 
     max_attempts: Annotated[int, Field(ge=1)] = 6
     backoff_initial_s: Annotated[float, Field(ge=0)] = 0.5
     backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
     retry_after_max_s: Annotated[float, Field(ge=0)] = 120.0
-    """The longest wait that a server's Retry-After is granted."""
+    """Longest Retry-After of a server that is honoured."""
 
 
 class WorkConfig(Section):
-    """How rows are handed out."""
+    """Shards and leases."""
 
     shard_rows: Annotated[int, Field(ge=1)] = 64
     lease_ttl_s: Annotated[float, Field(ge=2)] = 60.0
-    """A worker silent for so long has lost its leases."""
+    """A worker loses its leases after this long without a heartbeat."""
     max_shard_losses: Annotated[int, Field(ge=1)] = 10
-    """Times that a shard may lose its worker before its rows are set aside as failed."""
+    """Lost workers of one shard before its rows fail."""
 
 
 class OutputConfig(Section):
     folder: str
-    """A path that every node sees, or a prefix in an object store: `s3://bucket/run`."""
+    """A path that all nodes share, or a prefix in an object store: `s3://bucket/run`."""
     flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
 
 
 class ClusterConfig(Section):
     address: str | None = None
-    """Null: the cluster of the Ray job that this is part of, else a local Ray of its own."""
+    """Address of Ray. Null: the cluster of the surrounding Ray job, else a new local Ray."""
     min_engines: Annotated[int, Field(ge=1)] = 1
-    """Engines that must be ready before rows are handed out; the others join when they are."""
+    """Engines that must be ready before rows are leased; the others join when ready."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 2.0
-    """Time to flush after SIGTERM. `ray job stop` kills after 3 s unless it is told otherwise."""
+    """Time to flush after SIGTERM. `ray job stop` kills after 3 s by default."""
 
 
 class EventsConfig(Section):
-    """Who is told of what happens to the run."""
+    """Notices of the run's events."""
 
     webhook_env: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the environment variable that holds the URL to post to. Null: nobody is told."""
+    """Environment variable with the URL to post to. Null: no webhook."""
 
     @model_validator(mode="after")
-    def _it_is_a_name(self) -> Self:
+    def _check_name(self) -> Self:
         _check_variable_name("webhook_env", self.webhook_env)
         return self
 
 
 class HardwareConfig(Section):
-    """Cards of one kind in one machine, for the planner to choose among."""
+    """Cards of one kind in one machine, as an option for the planner."""
 
     gpu: Annotated[str, Field(min_length=1)]
-    """A card of the catalogue, in any usual spelling."""
+    """Card of the catalogue, in any usual spelling."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
     memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """Instead of the catalogue's figure, or for a card that it lacks."""
+    """Memory of a card that is not in the catalogue, or instead of the catalogue's figure."""
     usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
-    """Your own price. Null: the catalogue's listed prices."""
+    """Your own price. Null: the catalogue's list prices."""
     spot_usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
 
 
 class LengthsConfig(Section):
-    """Lengths to expect, in tokens. The limit is `sampling.max_tokens`."""
+    """Expected lengths in tokens. The limit is `sampling.max_tokens`."""
 
     prompt_tokens_mean: Annotated[float, Field(gt=0)] | None = None
-    """Null: counted from a sample of the prompts."""
+    """Mean prompt. Null: counted on a sample of the prompts."""
     output_tokens_mean: Annotated[float, Field(gt=0)] | None = None
-    """Of completions as written, cut at the limit. Null: 2500 thinking, 500 not, before the cut."""
+    """Mean completion, cut at the limit. Null: 2500 with thinking, 500 without, before the cut."""
     output_tokens_cv: Annotated[float, Field(ge=0, le=5)] | None = None
-    """Standard deviation over mean. Null: 1.2 thinking, 1.0 not."""
+    """Standard deviation over mean. Null: 1.2 with thinking, 1.0 without."""
     output_tokens_column: str | None = None
-    """A column of the prompts that holds the length of each completion, from an earlier run."""
+    """Column of the prompts with the length of each completion in an earlier run."""
 
 
 class EstimateConfig(Section):
-    """What the estimate assumes beyond the plan."""
+    """Assumptions of the estimate beyond the plan."""
 
     accept_length: Annotated[float, Field(ge=1, le=16)] | None = None
-    """Tokens that a verify step keeps with `draft_tokens`, measured. Null: 2.6 of 4, assumed."""
+    """Measured mean of tokens kept per verify step with `draft_tokens`. Null: 2.6 of 4, assumed."""
     draft_tokens: Annotated[int, Field(ge=2, le=16)] = 4
     storage_gb_per_s: Annotated[float, Field(gt=0)] = 1.0
-    """10^9 bytes a second at which one replica's weights are read."""
+    """Rate at which one replica reads its weights, in 10^9 bytes/s."""
     hours_between_preemptions: Annotated[float, Field(gt=0)] = 12.0
-    """Of one node on spot."""
+    """Mean time between preemptions of one spot node."""
 
     @model_validator(mode="after")
-    def _no_more_is_kept_than_drafted(self) -> Self:
+    def _check_accept_length(self) -> Self:
         if self.accept_length is not None and self.accept_length > self.draft_tokens:
             raise ValueError(
-                f"accept_length: found {self.accept_length:g}; it must not exceed the "
+                f"accept_length: found {self.accept_length:g}; expected at most the "
                 f"{self.draft_tokens} draft_tokens"
             )
         return self
 
 
 class PlannerConfig(Section):
-    """What `jobs.plan` may try. The last two switches can change what the model writes."""
+    """Options that `jobs.plan` may try. The last two switches can change the model's output."""
 
     sglang_version: str | None = None
-    """Null: the newest release that the planner knows."""
+    """Release to plan for. Null: the newest that the planner knows."""
     model_config_path: str | None = None
-    """A config.json or its folder. Null: found by the model's name."""
+    """A config.json or its folder. Null: looked up by the model's name."""
     weights_format: str | None = None
     allow_mtp: bool = True
     allow_prefix_cache: bool = True
@@ -335,15 +345,15 @@ class PlannerConfig(Section):
 
 
 class RunFile(Section):
-    """The whole run file. `prompts.path`, `model` and `output.folder` have no default."""
+    """The whole run file. `prompts.path`, `model` and `output.folder` are required."""
 
     prompts: PromptsConfig
     model: Annotated[str, Field(min_length=1)]
     thinking: bool = True
     reasoning_in_history: bool = False
-    """Feed the reasoning of earlier turns back to the model."""
+    """Send the reasoning of earlier turns back to the model."""
     chat_template_kwargs: dict[str, JsonValue] = {}
-    """Added to every request, after the model family's own word for thinking."""
+    """Added to every request, after the model family's own argument for thinking."""
     sampling: SamplingConfig = SamplingConfig()
     samples_per_prompt: Annotated[int, Field(ge=1)] = 1
     engine: EngineConfig = EngineConfig()
@@ -359,30 +369,32 @@ class RunFile(Section):
     quality: QualityConfig = QualityConfig()
 
     @model_validator(mode="after")
-    def _enough_engines_can_come(self) -> Self:
+    def _check_min_engines(self) -> Self:
         most, least = self.engine.num_workers, self.cluster.min_engines
         if most is not None and least > most:
-            raise ValueError(f"cluster.min_engines: found {least}; the run has {most} engines")
+            raise ValueError(
+                f"cluster.min_engines: found {least}; expected at most the run's {most} engines"
+            )
         return self
 
     @property
     def most_completion_tokens(self) -> int:
-        """The largest budget of one request, that of the last try of a cut turn included."""
+        """Largest token budget of one request, including the last attempt of a cut turn."""
         quality = self.quality
         cut = (quality.cut_in_thinking, quality.cut_in_answer)
-        # A turn that was cut and loops is asked again for the loop, and has the larger budget too.
-        asks_again = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
-        if not asks_again or not any(flag.enabled for flag in cut):
+        # A turn that was cut and loops is retried for the loop, also with the larger budget.
+        has_retries = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
+        if not has_retries or not any(flag.enabled for flag in cut):
             return self.sampling.max_tokens
         growth = quality.budget_factor ** (quality.max_attempts - 1)
         return min(_MAX_INT32, int(self.sampling.max_tokens * growth))
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
-    """The run file at `path` with `key.path=value` overrides applied.
+    """Read the run file at `path` and apply `key.path=value` overrides.
 
-    Raises ConfigError with a line for each mistake: the file, the field, what was found, what is
-    allowed, and the nearest known key for an unknown one.
+    Raises ConfigError with one line per mistake: the file, the field, the value found, what is
+    allowed, and for an unknown key the nearest known one.
     """
     values = _mapping(path)
     for override in overrides:
@@ -395,7 +407,7 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
 
 
 def run_file_of(values: Mapping[str, object], source: str) -> RunFile:
-    """A run file that was kept as plain values. Raises ConfigError, a line for each mistake."""
+    """Parse a run file from plain values. Raises ConfigError with one line per mistake."""
     try:
         return RunFile.model_validate(values)
     except ValidationError as error:
@@ -403,8 +415,8 @@ def run_file_of(values: Mapping[str, object], source: str) -> RunFile:
         raise ConfigError("\n".join(lines)) from None
 
 
-def kept_run_file(text: bytes) -> RunFile | None:
-    """Parse the run file that a session kept; None where a release with other keys wrote it."""
+def stored_run_file(text: bytes) -> RunFile | None:
+    """Parse the run file that a session stored; None if a release with other keys wrote it."""
     try:
         return RunFile.model_validate_json(text)
     except ValidationError:
@@ -412,31 +424,31 @@ def kept_run_file(text: bytes) -> RunFile | None:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, where the plain loader keeps the last."""
+    """Safe YAML loader that refuses repeated keys, where the plain one keeps the last."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         text = str(super().construct_scalar(node))
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise yaml.constructor.ConstructorError(
-                None, None, "text with half of a surrogate pair", node.start_mark
+                None, None, "text contains half of a surrogate pair", node.start_mark
             )
         return text
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
-        seen: set[Hashable] = set()
+        keys: set[Hashable] = set()
         for key_node, _ in node.value:
             if key_node.tag == _MERGE_TAG:
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                break  # the plain loader says so
-            if key in seen:
+                break  # the plain loader reports it
+            if key in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
+                    None, None, f"the key {key!r} is given twice; keep one", key_node.start_mark
                 )
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -444,11 +456,11 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 def _parsed(text: str) -> object:
-    """Plain values. Raises YAMLError alone."""
+    """Parse YAML into plain values. Raises YAMLError, and no other error."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of SafeLoader
     except (ValueError, LookupError) as error:
-        # The library lets through what reading a value raises: 2026-02-30 looks like a date.
+        # The library does not catch errors of single values: 2026-02-30 looks like a date.
         raise yaml.YAMLError(f"a value that cannot be read: {error}") from None
     except RecursionError:
         raise yaml.YAMLError("nested too deep") from None

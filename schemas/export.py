@@ -1,8 +1,10 @@
-"""What an export is asked for, and what it says of itself in `export.json`."""
+"""Options of an export, and its record in `export.json`."""
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Literal
+
+from schemas.units import MIB
 
 ExportFormat = Literal["messages", "conversations", "tokens", "rows"]
 ReasoningPlace = Literal["apart", "inline", "drop"]
@@ -10,25 +12,25 @@ ReasoningPlace = Literal["apart", "inline", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """All that decides which rows go out, where, and in what order."""
+    """Selection, order and format of the exported rows."""
 
     format: ExportFormat = "messages"
     reasoning: ReasoningPlace | None = None
-    """Null: apart for `messages`, inline for `conversations`, which has no place for it."""
-    file_bytes: int = 256 * 2**20
+    """Place of the reasoning. Null: apart for `messages`, inline for `conversations`."""
+    file_bytes: int = 256 * MIB
     shuffle_seed: int | None = None
-    """Null: in the order of the input."""
+    """Seed of the shuffle. Null: keep the order of the input."""
     splits: tuple[tuple[str, float], ...] = (("train", 1.0),)
-    """Names and shares, which sum to one. A row's split hangs on its id alone."""
+    """Names and shares, which sum to 1. A row's split depends on its id alone."""
     drop_flags: tuple[str, ...] = ()
     is_partial: bool = False
     tokenizer: str | None = None
-    """What token rows are held against; null: the run's model, where its tokenizer is at hand."""
+    """Tokenizer that checks token rows; null: that of the run's model, if it is available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """One file of the data set."""
+    """A file of the data set."""
 
     name: str
     split: str
@@ -40,16 +42,16 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """`export.json`, written last: a folder without it is not whole."""
+    """`export.json`, written last: a folder without it is incomplete."""
 
     fingerprint: str
-    """Of the run, its parts and the options: the same again has nothing to do."""
+    """Hash of the run, its parts and the options; an export with the same one is finished."""
     run_id: str
     format: ExportFormat
     rows_published: int
     rows_exported: int
     dropped: dict[str, int]
-    """Reason → rows; with those exported they are the published ones."""
+    """Reason → rows; together with the exported rows these are the published ones."""
     files: tuple[ExportedFile, ...]
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""What workers report of their engines for the estimate, and the estimates noted over time."""
+"""Readings of running engines, and the time left that was estimated from them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,39 +6,39 @@ from typing import Literal
 from schemas.estimate import Band
 
 LengthCounts = tuple[tuple[int, int], ...]
-"""Tokens, and how many requests."""
+"""Pairs of tokens and number of requests."""
 
 Counter = Literal["engine", "answers"]
-"""By the engine's own counters, or by the answers that came back."""
+"""Source of a rate: the engine's own counters, or the answers received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSpan:
-    """One engine over one span of time. Rates are means over the span."""
+    """Readings of an engine over one span of time. Rates are means over the span."""
 
     duration_s: float
     engine_age_s: float
-    """At the span's start, since the engine as launched took its first request."""
+    """Time from the launched engine's first request to the span's start."""
     cap_requests: int
     running_requests: float
     tokens_per_s: float
     prompt_tokens_per_s: float
     accept_length: float | None
-    """None where MTP is off or the engine does not say."""
+    """Mean tokens kept per step; None if MTP is off or the engine does not report it."""
     counted_by: Counter
     finished: LengthCounts
-    """Completions that ended in this span, by their tokens."""
+    """Completions that ended in this span, by tokens."""
     running: LengthCounts
-    """Requests in flight at its end, by tokens so far: their age at the pace of a running request,
-    for no answer tells before it is whole."""
+    """Requests in flight at the span's end, by tokens so far: estimated from age and rate, because
+    an answer comes whole."""
     card: str | None = None
-    """The catalogue's name of the engine's GPU, where the worker knows it."""
+    """Catalogue name of the engine's GPU, if the worker knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
-    """The run's estimated time left, noted while it ran."""
+    """Estimated time left of the run, noted while it ran."""
 
     at_s: float
-    """Since the job began."""
+    """Time since the job began."""
     days: Band

@@ -1,8 +1,8 @@
-"""Part, RunIdentity, RunManifest: what the output folder says of itself.
+"""Records of the output folder: `run.json` and the events of `manifest.jsonl`.
 
-`run.json` holds the identity; `manifest.jsonl` holds one event a line, appended by the coordinator
-alone: a session began, a part was published or taken back, a row was set aside, the canary began
-or ended. What is done is the set of row ids in published parts.
+`run.json` contains the identity of the run. `manifest.jsonl` contains one event per line, appended
+by the coordinator alone: a session began, a part was published or unlisted, a row failed, the
+canary began or ended, an engine came up. What is done is the set of row ids in published parts.
 """
 
 import json
@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+# Columns of a run record that does not list its own.
 FIRST_COLUMNS = (
     "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
     "error_text", "model", "thinking", "engine", "engine_release", "sampling", "attempt",
     "worker_id", "content_hash", "started_at", "finished_at",
 )  # fmt: skip
-"""Of a run record that does not name its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One parquet file of finished rows."""
+    """A parquet file of finished rows."""
 
     name: str
     size_bytes: int
@@ -34,7 +34,7 @@ class Part:
     published_at_s: float = 0.0
     num_turns: int = 0
     flag_counts: tuple[tuple[str, int], ...] = ()
-    """Quality flag → `ok` rows that bear it."""
+    """Quality flag → `ok` rows that have it."""
 
     @property
     def num_rows(self) -> int:
@@ -43,12 +43,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """The settings that alter rows, as `field -> value` in the run file's own names."""
+    """Settings that change rows, as `field -> value` with the run file's names."""
 
     settings: dict[str, object]
 
     def differences(self, other: "RunIdentity") -> list[tuple[str, object, object]]:
-        """`(field, ours, theirs)` for every setting that is not the same in both."""
+        """Return `(field, ours, theirs)` for each setting that differs."""
         fields = dict.fromkeys([*self.settings, *other.settings])
         pairs = [(name, self.settings.get(name), other.settings.get(name)) for name in fields]
         return [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
@@ -56,18 +56,18 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """`run.json`: written when the folder is first used, and when drift is accepted."""
+    """`run.json`, written when the folder is first used and when drift is accepted."""
 
     run_id: str
     created_at_s: float
     identity: RunIdentity
     carried_schema: str
-    """The carried columns' Arrow schema, serialised, in base64."""
+    """Arrow schema of the carried columns, serialised, in base64."""
     accepted_drift: tuple[str, ...] = ()
     quality: dict[str, object] = field(default_factory=dict)
-    """The run file's `quality` section, as the last session had it: the export's policy."""
+    """`quality` section of the last session's run file, which the export follows."""
     columns: tuple[str, ...] = FIRST_COLUMNS
-    """The columns of its parts before the carried ones."""
+    """Columns of its parts before the carried ones."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -83,7 +83,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One driver's time on the folder, as it found it."""
+    """Turn of one driver on the folder, with the counts at its start."""
 
     session_id: str
     started_at_s: float
@@ -95,7 +95,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRow:
-    """A row that used up its budget in this session; a resume tries it again."""
+    """A row that used up its attempts in this session; a resume retries it."""
 
     row_id: str
     sample_index: int
@@ -109,20 +109,20 @@ CanaryVerdict = Literal["begun", "passed", "failed", "accepted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryEvent:
-    """The canary began, or how it ended."""
+    """The start or the verdict of a canary."""
 
     session_id: str
     verdict: CanaryVerdict
     settings: str
-    """Fingerprint of the settings that alter rows: with others, another canary is due."""
+    """Hash of the settings that change rows; with another one a new canary is due."""
     shares: dict[str, float]
-    """What was over its limit, as found."""
+    """Measured shares that exceed their limits."""
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """An engine that came up: what finally ran."""
+    """An engine that came up, with the flags that worked."""
 
     worker_id: str
     engine: str
@@ -134,24 +134,24 @@ class EngineRun:
 
 @dataclass(slots=True, kw_only=True)
 class RunManifest:
-    """The events of `manifest.jsonl`, folded together in order."""
+    """State of the run after all events of `manifest.jsonl`."""
 
     parts: dict[str, Part] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     failed: dict[tuple[str, int], FailedRow] = field(default_factory=dict)
-    """Rows set aside since the last session began, and not done after that."""
+    """Rows that failed in the last session and are not done since."""
     session_parts: list[Part] = field(default_factory=list)
-    """Parts published since the last session began."""
+    """Parts published in the last session."""
     canary: CanaryEvent | None = None
     canary_parts: list[Part] = field(default_factory=list)
     """Parts published since the last canary began."""
     rows_gained: int = 0
-    """Rows listed since the last session began, less those taken back or gone."""
+    """Rows published in the last session, minus those unlisted."""
     engines: list[EngineRun] = field(default_factory=list)
     unreadable_lines: list[int] = field(default_factory=list)
 
     def fold(self, event: dict[str, object]) -> None:
-        """Raises KeyError, TypeError or ValueError when `event` is not one of ours."""
+        """Apply one event. Raises KeyError, TypeError or ValueError for an unknown one."""
         match event.pop("event"):
             case "part":
                 self._add(part_from_json(event))
@@ -175,7 +175,7 @@ class RunManifest:
                 raise ValueError(f"unknown event {unknown!r}")
 
     def _add(self, part: Part) -> None:
-        # An earlier session's part that is listed again is no new work.
+        # A part of an earlier session that is listed again is not new work.
         is_new = part.name not in self.parts or self.parts[part.name] in self.session_parts
         self._drop(part.name)
         self.parts[part.name] = part
@@ -192,12 +192,12 @@ class RunManifest:
         part = self.parts.pop(name, None)
         if part is not None:
             self.rows_gained -= part.num_rows
-            self.session_parts = [kept for kept in self.session_parts if kept.name != name]
-            self.canary_parts = [kept for kept in self.canary_parts if kept.name != name]
+            self.session_parts = [other for other in self.session_parts if other.name != name]
+            self.canary_parts = [other for other in self.canary_parts if other.name != name]
 
 
 def manifest_from_lines(lines: Iterable[bytes]) -> RunManifest:
-    """Lines that cannot be read are counted and left out: the files in `data/` are the truth."""
+    """Fold all lines; note and skip unreadable ones, since the files in `data/` are the truth."""
     manifest = RunManifest()
     for number, line in enumerate(lines, start=1):
         try:
@@ -211,7 +211,7 @@ ManifestRecord = Part | Session | FailedRow | CanaryEvent | EngineRun | dict[str
 
 
 def event_line(event: str, record: "ManifestRecord") -> bytes:
-    """One line of `manifest.jsonl`, with its line feed."""
+    """Return a line of `manifest.jsonl` with its line feed."""
     values = record if isinstance(record, dict) else asdict(record)
     if isinstance(record, Part) and not any(record.sample_indexes):
         values["sample_indexes"] = []
@@ -223,7 +223,7 @@ def part_from_json(values: dict[str, object]) -> Part:
     row_ids = _strings(values["row_ids"])
     samples = values.get("sample_indexes") or [0] * len(row_ids)
     if not isinstance(samples, list) or len(samples) != len(row_ids):
-        raise ValueError("as many sample_indexes as row_ids are needed")
+        raise ValueError("sample_indexes and row_ids differ in length")
     fields = {**values, "row_ids": row_ids, "sample_indexes": tuple(int(s) for s in samples)}
     fields["content_hashes"] = _strings(values["content_hashes"])
     fields["flag_counts"] = _counts(values.get("flag_counts", []))

@@ -1,4 +1,4 @@
-"""What workers, engines and the coordinator tell each other, and what `live.json` tells people."""
+"""Messages between workers and coordinator, `live.json`, and the status of a run."""
 
 import json
 import re
@@ -14,29 +14,29 @@ WorkerState = Literal["starting", "running", "idle", "restarting", "stopped", "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """What a worker has for its engine at one moment."""
+    """Rows that a worker has for its engine at one moment."""
 
     in_flight: int
     waiting: int = 0
-    """Rows that are leased and not sent."""
+    """Leased rows that are not sent yet."""
     backing_off: int = 0
-    """Rows that wait for their next try."""
+    """Rows that wait for their next attempt."""
     held_s: float = 0.0
-    """For so long nothing is sent, because the engine asked for that."""
+    """Time for which nothing is sent because the engine requested a pause."""
     is_alone: bool = False
-    """A row at which engines have died is in flight, and none but its like may be."""
+    """True while suspects are in flight: rows at which engines have died, and no others."""
     is_leasing: bool = False
-    """A lease is asked for and not answered."""
+    """True while a request for a lease is open."""
 
     @property
     def has_more(self) -> bool:
-        """Whether rows are there, or may be, beside those in flight."""
+        """Return true if there are, or may be, rows besides those in flight."""
         return bool(self.waiting or self.backing_off or self.is_leasing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """One heartbeat. Totals count from the worker's start."""
+    """A heartbeat. Totals count from the worker's start."""
 
     worker_id: str
     state: WorkerState
@@ -52,18 +52,18 @@ class WorkerReport:
     completion_tokens: int
     last_cause: str | None
     node: str | None = None
-    """The machine it is on, and Ray's name for that node."""
+    """Host name."""
     node_id: str | None = None
     gpus: tuple[str, ...] = ()
-    """The GPUs that Ray gave it, as `CUDA_VISIBLE_DEVICES` names them."""
+    """GPUs that Ray assigned to it, as in `CUDA_VISIBLE_DEVICES`."""
     window_rows: int = 0
-    """Last rows, those of the canary not counted."""
+    """Rows in its quality window, without those of the canary."""
     window_flags: dict[str, int] = field(default_factory=dict)
     plan: str | None = None
-    """The launch flags of the engine that runs."""
+    """Launch flags of the running engine."""
     max_running_requests: int = 0
     starved: str | None = None
-    """What the engine is short of, where it has long run far fewer requests than it could."""
+    """Reason that the engine is starved: it has long run far fewer requests than it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +71,16 @@ class Orders:
     """The coordinator's answer to a heartbeat."""
 
     give_back_rows: int = 0
-    """Rows not yet started that others are waiting for."""
+    """Rows to return that are not started and that other workers wait for."""
     leases_are_lost: bool = False
-    """The worker was taken for dead: its rows are others' by this time."""
+    """True if the worker was taken for dead, so that others may have its rows."""
     drain_cause: str | None = None
-    """What the engine writes has turned bad, and the worker is to leave."""
+    """Reason to drain the engine, whose output has turned bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReply:
-    """A lease; or none for the time being; or none ever again."""
+    """A lease; or no lease for the moment; or the end of the work (`is_over`)."""
 
     lease: Lease | None
     is_over: bool
@@ -89,7 +89,7 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`live.json`: the run as the coordinator sees it."""
+    """`live.json`: the coordinator's view of the run."""
 
     session_id: str
     updated_at_s: float
@@ -99,14 +99,14 @@ class Progress:
     rows_failed: int
     rows_error: int
     completion_tokens: int
-    """Of rows published in this session."""
+    """Tokens of rows published in this session."""
     last_publish_s: float | None
     leases_lost: int
     workers: tuple[WorkerReport, ...]
     engines_awaited: int = 0
-    """Engines that must still come up before rows are handed out."""
+    """Engines that must still come up before rows are leased."""
     days_left: Band | None = None
-    """By the engines' readings; None before there are any."""
+    """Estimate from the engines' readings; None before the first ones."""
     canary: CanaryState = "none"
 
     def to_json(self) -> str:
@@ -129,27 +129,27 @@ RunState = Literal["running", "done", "stopped", "failed", "interrupted", "unkno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What an output folder says of its run, from the files alone."""
+    """Status of a run, read from its output folder alone."""
 
     folder: str
     state: RunState
-    """`interrupted`: the driver is gone without a word; `unknown`: it runs on another machine."""
+    """`interrupted`: the driver ended without a report; `unknown`: it is on another machine."""
     rows_total: int
     rows_done: int
     """Published rows of the input: `ok` and `error`."""
     rows_error: int
-    """Published rows that say why there is no completion."""
+    """Published rows with an error instead of a completion."""
     rows_failed: int
-    """Rows that used up their budget in the last session; a resume tries them again."""
+    """Rows that used up their attempts in the last session; a resume retries them."""
     rows_outside_input: int
-    """Published rows that the present input does not have."""
+    """Published rows that are not in the current input."""
     completion_tokens: int
-    """Of all published rows."""
+    """Tokens of all published rows."""
     tokens_per_s: float | None
-    """Of rows published over the last minutes; None while nothing was."""
+    """Rate of the last minutes' published rows; None before the first part."""
     eta_s: float | None
     days_left: Band | None
-    """By the readings of the engines that run; None where there are none."""
+    """Estimate from the engines' readings; None if there are none."""
     last_publish_s: float | None
     started_at_s: float
     num_parts: int

@@ -1,7 +1,7 @@
-"""Prompt, SamplingParams, Request; the row id.
+"""Prompts, requests and row ids.
 
-A conversation is a tuple of messages in which an assistant message is a place to fill: it holds
-no text of the source's. The row id depends on what a row says, never on where it stands.
+A conversation is a tuple of messages in which each assistant message is an empty slot to fill.
+The row id depends on the content of a row, never on its position.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Longest = Sequence[tuple[int, int]]
-"""Turns to generate → the most tokens that a row of so many can ask with, answers left out."""
+"""Pairs of turns to generate and most prompt tokens of a row with that many, without answers."""
 
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -30,7 +30,7 @@ ProblemKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. An assistant turn of a prompt has empty content: it is to be generated."""
+    """A turn. An assistant turn of a prompt has empty content and is to be generated."""
 
     role: Role
     content: str
@@ -39,9 +39,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why a row has no completion: the fault is its own, and it becomes an `error` row.
+    """A fault of the row itself, which becomes an `error` row.
 
-    All kinds but the last two are found before an engine is asked.
+    Kinds other than `refused_by_engine`, `unusable_finish` and `engine_killed` are found before a
+    request is sent.
     """
 
     kind: ProblemKind
@@ -50,25 +51,25 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One source row: its conversation with the assistant's places open, and what it carries."""
+    """A source row: its conversation with empty assistant turns, and its carried columns."""
 
     row_id: str
     content_hash: str
-    """16 hex digits over the conversation; the same id with another hash is another prompt."""
+    """16 hex digits; an id with another hash is another prompt."""
     messages: tuple[Message, ...]
     carried: dict[str, object]
-    """Kept source columns, JSON values only."""
+    """Kept columns of the source, JSON values only."""
     problem: Problem | None = None
 
     @property
     def num_turns(self) -> int:
-        """Assistant turns to generate."""
+        """Number of assistant turns to generate."""
         return sum(message.role == "assistant" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """What a request asks of the sampler; None leaves the engine's default."""
+    """Sampling parameters; None leaves the engine's default."""
 
     temperature: float
     top_p: float
@@ -82,7 +83,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One try at one assistant turn: everything that the engine is sent, but for its address."""
+    """An attempt at one assistant turn: all that is sent to the engine."""
 
     row_id: str
     sample_index: int
@@ -91,12 +92,12 @@ class Request:
     sampling: SamplingParams
 
 
+# ChatML: <|im_start|>, role and line feed before the text, <|im_end|> and line feed after it.
 TEMPLATE_TOKENS_PER_MESSAGE = 5
-# ChatML: <|im_start|>, role, line feed, and <|im_end|>, line feed behind the text.
 
 
 def most_tokens(messages: Iterable[Message]) -> int:
-    """No byte-level vocabulary takes more tokens than this: a token is a byte at least."""
+    """Bound the tokens of a conversation from above: a token is at least one byte."""
     return sum(
         len(message.content.encode("utf-8", "surrogatepass")) + TEMPLATE_TOKENS_PER_MESSAGE
         for message in messages
@@ -104,24 +105,24 @@ def most_tokens(messages: Iterable[Message]) -> int:
 
 
 def content_hash(messages: tuple[Message, ...]) -> str:
-    """16 hex digits (64 bits of SHA-256) over roles and texts in order."""
+    """Hash roles and texts in order to 16 hex digits (64 bits of SHA-256)."""
     return _digest([[message.role, message.content] for message in messages])[:16]
 
 
 def content_row_id(
     messages: tuple[Message, ...], carried: dict[str, object], raw: object = None
 ) -> str:
-    """32 hex digits over all that the run sees of a row; an exact repeat has the same.
+    """Hash all that the run reads of a row to 32 hex digits; an exact repeat has the same id.
 
-    The kept columns count, so that two rows with one prompt and different labels stay two rows
-    whichever comes first. `raw` stands for a row whose conversation could not be read.
+    Kept columns count, so that two rows with one prompt and different labels remain two rows.
+    `raw` replaces a conversation that could not be read.
     """
     turns = [[message.role, message.content] for message in messages]
     return _digest([turns, carried, raw])[:32]
 
 
 def derived_seed(params: SamplingParams, row_id: str, sample_index: int, turn_index: int) -> int:
-    """The seed of one request, below 2^31: its own for each row, sample and turn."""
+    """Derive the seed of one request, below 2^31, from row, sample and turn."""
     return int(_digest([params.seed, row_id, sample_index, turn_index])[:8], 16) & 0x7FFFFFFF
 
 

@@ -1,4 +1,4 @@
-"""The run file's `quality` section: what is looked for in a row, and what follows."""
+"""The `quality` section of the run file: flags, their policies and limits."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -11,13 +11,13 @@ FlagPolicy = Literal["keep", "drop", "retry"]
 
 
 class FlagConfig(Section):
-    """One flag: whether it is looked for, what becomes of its rows, and how many are too many."""
+    """Settings of one flag: its check, the policy for its rows, and its limit."""
 
     enabled: bool = True
     policy: FlagPolicy = "drop"
-    """Keep the row; drop it from the export; or ask again first, and drop it if that fails."""
+    """Keep the row; drop it from the export; or retry first, and drop it if that fails."""
     max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.05
-    """Share of rows above which the canary stops the run and an engine is drained. Null: any."""
+    """Share of rows above which the canary stops the run and an engine drained. Null: no limit."""
 
 
 class RareFlagConfig(FlagConfig):
@@ -27,7 +27,7 @@ class RareFlagConfig(FlagConfig):
 class EmptyReasoningConfig(FlagConfig):
     policy: FlagPolicy = "keep"
     max_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
-    """Families that choose for themselves leave some questions without thinking."""
+    """Higher than elsewhere: models that choose for themselves answer some questions at once."""
 
 
 class RefusalConfig(FlagConfig):
@@ -38,63 +38,63 @@ class RefusalConfig(FlagConfig):
 
 class LoopingConfig(FlagConfig):
     tail_characters: Annotated[int, Field(ge=50)] = 300
-    """A text that ends in one stretch repeated over so many characters loops."""
+    """A text loops if it ends in one repeated stretch at least this long."""
     window_words: Annotated[int, Field(ge=50)] = 200
     min_distinct_share: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Six-word sequences of a window that are unlike each other; fewer are a loop."""
+    """Share of distinct six-word sequences in a window below which the text loops."""
     max_repeated_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Sentences that stood there before; more are a loop."""
+    """Share of repeated sentences above which the text loops."""
 
 
 class LeakedThinkingConfig(FlagConfig):
     min_cues: Annotated[int, Field(ge=1)] = 2
-    """Different turns of phrase of thinking aloud that make an answer suspect."""
+    """Number of different phrases of thinking aloud from which an answer is flagged."""
 
 
 class WrongLanguageConfig(FlagConfig):
     enabled: bool = False
-    """Needs the optional package py3langid."""
+    """Disabled by default: it needs the optional package py3langid."""
     min_characters: Annotated[int, Field(ge=20)] = 80
-    """Of prose; a language is not told from less."""
+    """Minimum of prose: the language of a shorter text cannot be told."""
     min_probability: Annotated[float, Field(gt=0, le=1)] = 0.95
 
 
 class CopiedPromptConfig(RareFlagConfig):
     min_words: Annotated[int, Field(ge=1)] = 5
     min_share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Of the answer's four-word sequences that are the prompt's, and the other way round."""
+    """Share of the answer's four-word sequences that are in the prompt, and the reverse."""
 
 
 class TooShortConfig(FlagConfig):
     min_characters: Annotated[int, Field(ge=0)] = 1
     min_characters_of_long: Annotated[int, Field(ge=0)] = 40
-    """Of an answer to a prompt that asks for an essay, a story or an explanation."""
+    """Minimum for a prompt that requests an essay, a story or an explanation."""
 
 
 class QualityConfig(Section):
-    """What is wrong with a row, what becomes of it, and when a run or an engine is stopped.
+    """Flags of rows, and the limits that stop a run or drain an engine.
 
-    The shares are assumed: what a healthy run of a thinking model stays below.
+    assumed: the shares are what a healthy run of a thinking model stays below.
     """
 
     canary_rows: Annotated[int, Field(ge=0)] = 500
-    """Rows, drawn at random, that run and are judged before all others; 0: none."""
+    """Random rows that run and are judged before all others; 0: no canary."""
     window_rows: Annotated[int, Field(ge=0)] = 200
-    """Last rows of each engine that are held to the same limits; 0: none."""
+    """Last rows of each engine that are held to the same limits; 0: no check."""
     min_length_ratio: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """Mean completion tokens over `lengths.output_tokens_mean`, where the run file gives that."""
+    """Lower limit of mean completion tokens over `lengths.output_tokens_mean`, if that is given."""
     max_length_ratio: Annotated[float, Field(ge=1)] = 2.5
     max_error_share: Annotated[float, Field(ge=0, lt=1)] | None = 0.2
-    """Share of error rows that is too many for the canary."""
+    """Share of error rows above which the canary stops the run."""
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    """Tries of one turn whose flags ask for another."""
+    """Attempts at one turn whose flags have the policy `retry`."""
     budget_factor: Annotated[float, Field(ge=1, le=16)] = 2.0
-    """Each further try of a turn that was cut may be so much longer."""
+    """Factor by which each retry of a cut turn raises the token limit."""
     temperatures: Annotated[list[Annotated[float, Field(ge=0, le=2)]], Field(min_length=1)] = [
         0.8,
         1.0,
     ]
-    """Of the second, third, ... try of a turn that loops or was drawn greedily."""
+    """Temperature of the second, third, ... attempt at a turn that loops or was drawn greedily."""
     empty_answer: RareFlagConfig = RareFlagConfig()
     empty_reasoning: EmptyReasoningConfig = EmptyReasoningConfig()
     cut_in_thinking: FlagConfig = FlagConfig()
@@ -109,11 +109,11 @@ class QualityConfig(Section):
     not_utf8_clean: RareFlagConfig = RareFlagConfig()
 
     def flags(self) -> Iterator[FlagConfig]:
-        """The sections of all flags."""
+        """Yield the section of each flag."""
         values = (getattr(self, name) for name in type(self).model_fields)
         return (value for value in values if isinstance(value, FlagConfig))
 
     def flag(self, name: str) -> FlagConfig:
-        found = getattr(self, name)
-        assert isinstance(found, FlagConfig)
-        return found
+        section = getattr(self, name)
+        assert isinstance(section, FlagConfig)
+        return section

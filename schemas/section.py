@@ -1,4 +1,4 @@
-"""What every section of the run file is: frozen, strict, with no key that is not known."""
+"""Base of every section of the run file: frozen, strict, unknown keys refused."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""SessionPlan: what one driver tells its actors."""
+"""Session plan: the settings that a driver gives to its actors."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from schemas.config import RunFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Rows that were judged, and how many of them bear each flag."""
+    """Counts of judged rows, and of those with each flag."""
 
     num_rows: int = 0
     num_errors: int = 0
@@ -18,18 +18,18 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryPlan:
-    """What of the canary is still to be done in this session."""
+    """Rest of the canary that this session must run."""
 
     rows_left: int
-    """Rows to draw from those that are open."""
+    """Rows to draw from the open ones."""
     tally: Tally
-    """Of the canary's rows in earlier sessions."""
+    """Counts of the canary's rows in earlier sessions."""
     settings: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """All that the actors need to know, fixed when the driver has put the folder in order."""
+    """Settings of one session, fixed once the driver has recovered the folder."""
 
     root: str
     """Path or URL of the output folder."""
@@ -37,11 +37,11 @@ class SessionPlan:
     run_id: str
     session_id: str
     token: str
-    """The driver's hold on the folder; publishing stops when the lock bears another."""
+    """Token of the driver's lock; publishing stops when the lock has another one."""
     frozen_name: str
     carried_schema: str
     rows_error: int
     canary: CanaryPlan | None = None
-    """None: there is none, or it is over."""
+    """Canary of the session; None if there is none, or it is over."""
     accepted_shares: dict[str, float] = field(default_factory=dict)
-    """Shares over their limits that the user has accepted."""
+    """Shares above their limits that the user has accepted."""

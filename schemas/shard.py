@@ -1,7 +1,7 @@
-"""Shard and Lease: a range of rows, and one worker's right to it.
+"""Shard and lease: a range of rows, and one worker's right to it.
 
-A row is numbered `prompt_number * samples_per_prompt + sample_index` within the frozen prompts of
-this session; numbers are never written to the output, where only the row id counts.
+The number of a row is `prompt_number * samples_per_prompt + sample_index` in the frozen prompts of
+this session. Numbers are never written to the output, where only the row id counts.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Rows `start` to `stop`, the last one not included."""
+    """Rows from `start` up to and without `stop`."""
 
     shard_id: int
     start: int
@@ -18,7 +18,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseKey:
-    """Names one lease of one shard. `attempt` rises with each lease and fences late publishers."""
+    """Name of one lease of a shard. `attempt` rises with each lease and fences late publishers."""
 
     shard_id: int
     attempt: int
@@ -26,10 +26,10 @@ class LeaseKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """`rows` of a shard, in order, for one worker; rows already done are left out."""
+    """Open rows of a shard in order, for one worker."""
 
     key: LeaseKey
     worker_id: str
     rows: tuple[int, ...]
     deaths: tuple[tuple[int, int], ...] = ()
-    """Rows that were in flight when an engine died, with how often."""
+    """Rows that were in flight at deaths of an engine, with the number of deaths."""

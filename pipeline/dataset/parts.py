@@ -35,7 +35,7 @@ from pipeline.store.run_folder import (
     STAGING,
 )
 from schemas.completion import COMPLETION_SCHEMA, Completion
-from schemas.config import RunFile, kept_run_file
+from schemas.config import RunFile, stored_run_file
 from schemas.manifest import (
     CanaryEvent,
     EngineRun,
@@ -413,4 +413,4 @@ def write_run_file(folder: Folder, config: RunFile) -> None:
 def read_run_file_copy(folder: Folder) -> RunFile | None:
     if not folder.exists(RUN_FILE_COPY):
         return None
-    return kept_run_file(folder.read(RUN_FILE_COPY))
+    return stored_run_file(folder.read(RUN_FILE_COPY))

@@ -82,7 +82,10 @@ def test_missing_run_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         # Noticed where the file ends.
         ("work: [1", "line 6, column 1 not valid YAML: expected ',' or ']'"),
-        ("model: other", "line 5, column 1 not valid YAML: the key 'model' stands there twice"),
+        (
+            "model: other",
+            "line 5, column 1 not valid YAML: the key 'model' is given twice; keep one",
+        ),
         ("thinkin: true", "thinkin: unknown key; did you mean 'thinking'?"),
         ("banana: 1", "banana: unknown key; known keys: prompts, model, thinking"),
         ("sampling: {max_token: 5}", "sampling.max_token: unknown key; did you mean 'max_tokens'?"),
@@ -341,34 +344,52 @@ def test_dry_run_counts_the_prompts_that_have_no_room_in_a_given_context(
     [
         ("kind: vllm", "engine.kind: found 'vllm' (str); it should be 'embedded', 'endpoint' or"),
         ("kind: endpoint", "engine.base_urls: found none; kind 'endpoint' needs at least one URL"),
-        ("kind: sglang", "engine.python: found null; kind 'sglang' needs the interpreter's path"),
+        (
+            "kind: sglang",
+            "engine.python: found null; kind 'sglang' needs the path of an interpreter",
+        ),
         (
             "kind: endpoint, base_urls: ['localhost:30000']",
-            "engine.base_urls: found 'localhost:30000'; each starts with http:// or https://",
+            "engine.base_urls: found 'localhost:30000'; expected a URL with http:// or https://",
         ),
         (
             "kind: endpoint, base_urls: ['http://me:sk-secret@host/v1']",
-            "engine.base_urls: a URL holds a user or key; name it in api_key_env",
+            "engine.base_urls: a URL contains a user or key; use api_key_env instead",
         ),
         (
             "kind: sglang, command: [x], flags: [--api-key, sk-secret]",
-            "engine.flags: found --api-key; each worker sets it for its engine",
+            "engine.flags: found --api-key; remove it, each worker sets its own",
         ),
         (
             "kind: sglang, command: [x], flags: ['--port=30000']",
-            "engine.flags: found --port; each worker sets it for its engine",
+            "engine.flags: found --port; remove it, each worker sets its own",
         ),
         (
             "kind: sglang, command: [x], flags: [tp-size=2]",
-            "engine.flags: found 'tp-size=2'; a flag begins with --",
+            "engine.flags: found 'tp-size=2'; the first word must be a flag with --",
         ),
-        ("kind: sglang, command: ['']", "engine.command: its first word is empty"),
-        ("env: {'A=B': '1'}", "engine.env: found 'A=…'; expected a variable's name"),
-        ("env: {HF_TOKEN: sk-secret}", "engine.env: HF_TOKEN is a secret by its name"),
-        ("api_key_env: sk-secret", "engine.api_key_env: it should be the name of an environment"),
-        ("env: {'': '1'}", "engine.env: found ''; expected a variable's name"),
-        ("pass_env: ['HF_TOKEN=sk-secret']", "engine.pass_env: found 'HF_TOKEN=…'; expected a"),
-        ("pass_env: ['*_TOKEN']", "engine.pass_env: found '*_TOKEN'; expected a variable's name"),
+        (
+            "kind: sglang, command: ['']",
+            "engine.command: the first word is empty; expected the program to start",
+        ),
+        ("env: {'A=B': '1'}", "engine.env: found 'A=…'; expected the name of a variable"),
+        (
+            "env: {HF_TOKEN: sk-secret}",
+            "engine.env: HF_TOKEN looks like a secret, and the run file is stored with the",
+        ),
+        (
+            "api_key_env: sk-secret",
+            "engine.api_key_env: expected the name of an environment variable",
+        ),
+        ("env: {'': '1'}", "engine.env: found ''; expected the name of a variable"),
+        (
+            "pass_env: ['HF_TOKEN=sk-secret']",
+            "engine.pass_env: found 'HF_TOKEN=…'; expected the name",
+        ),
+        (
+            "pass_env: ['*_TOKEN']",
+            "engine.pass_env: found '*_TOKEN'; expected the name of a variable",
+        ),
     ],
 )
 def test_mistake_in_the_engines_section_is_one_line(
@@ -381,9 +402,7 @@ def test_mistake_in_the_engines_section_is_one_line(
 
 def test_webhook_that_stands_in_place_of_its_name_is_not_shown(run_file: Path, told: Told) -> None:
     said = told("events.webhook_env=https://hooks.example/secret")
-    assert said == (
-        f"{run_file}: events.webhook_env: it should be the name of an environment variable"
-    )
+    assert said == (f"{run_file}: events.webhook_env: expected the name of an environment variable")
 
 
 @pytest.mark.parametrize(

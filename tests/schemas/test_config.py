@@ -136,14 +136,14 @@ def test_engines_without_a_count_are_counted_by_their_gpus(read: Read, mistakes:
     sglang = "engine: {kind: sglang, python: /venv/bin/python, count: null}"
     assert read(sglang).engine.num_workers is None
     assert mistakes("engine: {kind: embedded, count: null}") == [
-        "engine.count: found null, which counts by GPUs; these engines claim none"
+        "engine.count: found null, but these engines use no GPUs to count by; give a number"
     ]
 
 
 def test_more_engines_cannot_be_awaited_than_are_asked_for(read: Read, mistakes: Mistakes) -> None:
     assert read("engine: {count: 3}", "cluster.min_engines=3").cluster.min_engines == 3
     assert mistakes("engine: {count: 3}", "cluster.min_engines=4") == [
-        "cluster.min_engines: found 4; the run has 3 engines"
+        "cluster.min_engines: found 4; expected at most the run's 3 engines"
     ]
 
 
@@ -373,9 +373,18 @@ def test_several_mistakes_are_several_lines(mistakes: Mistakes) -> None:
     ("engine", "line"),
     [
         ("{kind: endpoint}", "engine.base_urls: found none; kind 'endpoint' needs at least one"),
-        ("{base_urls: [http://a/v1]}", "engine.base_urls: only for kind 'endpoint'; this is kind"),
-        ("{kind: sglang}", "engine.python: found null; kind 'sglang' needs the interpreter's"),
-        ("{kind: sglang, python: /p, command: [c]}", "engine.command: found one beside python"),
+        (
+            "{base_urls: [http://a/v1]}",
+            "engine.base_urls: not for kind 'embedded'; remove them, or use kind 'endpoint'",
+        ),
+        (
+            "{kind: sglang}",
+            "engine.python: found null; kind 'sglang' needs the path of an interpreter",
+        ),
+        (
+            "{kind: sglang, python: /p, command: [c]}",
+            "engine.command: found both command and python; give one of them",
+        ),
         ("{kind: sglang, command: [c], plan: maybe}", "engine.plan: found 'maybe' (str)"),
     ],
 )
@@ -391,7 +400,7 @@ def test_engine_without_what_its_kind_needs_is_refused(
 )
 def test_url_that_no_client_can_call_is_refused(mistakes: Mistakes, url: str) -> None:
     [line] = mistakes(f"engine: {{kind: endpoint, base_urls: ['{url}']}}")
-    assert line.startswith(f"engine.base_urls: found {url!r}; each starts with http://")
+    assert line.startswith(f"engine.base_urls: found {url!r}; expected a URL with http:// or")
 
 
 @pytest.mark.parametrize(
@@ -399,19 +408,27 @@ def test_url_that_no_client_can_call_is_refused(mistakes: Mistakes, url: str) ->
 )
 def test_url_with_a_key_is_refused_and_the_key_not_shown(mistakes: Mistakes, url: str) -> None:
     [line] = mistakes(f"engine: {{kind: endpoint, base_urls: ['{url}']}}")
-    assert line == "engine.base_urls: a URL holds a user or key; name it in api_key_env"
+    assert line == "engine.base_urls: a URL contains a user or key; use api_key_env instead"
+
+
+@pytest.mark.parametrize("url", ["http://host/v1?key=sk-secret", "http://host/v1#sk-secret"])
+def test_url_with_a_query_is_refused_and_not_shown(mistakes: Mistakes, url: str) -> None:
+    [line] = mistakes(f"engine: {{kind: endpoint, base_urls: ['{url}']}}")
+    assert line == (
+        "engine.base_urls: a URL contains '?' or '#'; remove that, and use api_key_env for a key"
+    )
 
 
 @pytest.mark.parametrize("again", ["http://a/v1", "http://a/v1/"])
 def test_same_url_twice_is_refused(mistakes: Mistakes, again: str) -> None:
     assert mistakes(f"engine: {{kind: endpoint, base_urls: ['http://a/v1', '{again}']}}") == [
-        "engine.base_urls: the same URL stands there twice"
+        "engine.base_urls: the same URL is listed twice; list each server once"
     ]
 
 
 def test_kept_column_named_twice_is_refused(mistakes: Mistakes) -> None:
     assert mistakes("", "prompts.keep_columns=[a, b, a]") == [
-        "prompts.keep_columns: the same column stands there twice"
+        "prompts.keep_columns: 'a' is listed twice; list each column once"
     ]
 
 
@@ -420,10 +437,10 @@ def test_kept_column_named_twice_is_refused(mistakes: Mistakes) -> None:
 
 def test_key_given_twice_is_refused_at_any_depth(mistakes: Mistakes) -> None:
     assert mistakes("model: other") == [
-        "line 4, column 1 not valid YAML: the key 'model' stands there twice"
+        "line 4, column 1 not valid YAML: the key 'model' is given twice; keep one"
     ]
     assert mistakes("sampling:\n  top_k: 1\n  top_k: 2") == [
-        "line 6, column 3 not valid YAML: the key 'top_k' stands there twice"
+        "line 6, column 3 not valid YAML: the key 'top_k' is given twice; keep one"
     ]
 
 
@@ -445,7 +462,7 @@ def test_file_that_is_no_mapping_is_refused(run_file: Path, text: str) -> None:
         ("work: 2026-02-30", "not valid YAML: a value that cannot be read: day is out of range"),
         ("work: !!bool perhaps", "not valid YAML: a value that cannot be read"),
         ("work: " + "[" * 5000, "not valid YAML: nested too deep"),
-        ('model2: "\\ud83d"', "line 4, column 9 not valid YAML: text with half of a surrogate"),
+        ('model2: "\\ud83d"', "line 4, column 9 not valid YAML: text contains half of a surrogate"),
     ],
 )
 def test_broken_yaml_is_one_line_with_its_place(
