@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT: {LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
-    WORKER: {QUALITY, DATASET, STORE},
+    WORKER: {QUALITY, DATASET},
     RUN: {WORKER, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     "jobs": {
         *(RUN, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
@@ -68,7 +68,7 @@ DOORS: dict[str, set[str]] = {
     # Scopes of cancellation, as `openai` has them.
     "anyio": {ENGINES},
     "datasets": {DATASET},
-    "pyarrow": {"schemas.completion", STORE, DATASET, "pipeline.report.rows", WORKER, RUN},
+    "pyarrow": {"schemas.completion", STORE, DATASET, "pipeline.report.rows", RUN},
     "tqdm": {"jobs.terminal"},
     "pydantic": {"schemas"},
     "pydantic_core": {"schemas"},

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
+from pipeline.dataset.parts import stage_part
 from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
@@ -130,13 +132,17 @@ class WorkerActor:
         self._worker = Worker(
             worker_id=worker_id,
             session_id=plan.session_id,
-            run_id=plan.run_id,
             config=plan.config,
             engine=engine,
             book=self._book,
-            folder=folder,
-            frozen=frozen,
-            carried_schema=schema_from_text(plan.carried_schema),
+            prompt_of=frozen.prompt,
+            stage=partial(
+                stage_part,
+                folder,
+                run_id=plan.run_id,
+                carried_schema=schema_from_text(plan.carried_schema),
+                worker_id=worker_id,
+            ),
             log=lambda line: book.log.remote(line),
             language_of=(
                 language_detector() if plan.config.quality.wrong_language.enabled else None

@@ -1,6 +1,6 @@
-"""How the tries of one engine end, and what follows from it: when to ask again, when to give up.
+"""Count failed attempts and starts of one engine: when to ask again, when to give up. Pure.
 
-A single failed try says nothing of the engine; many in a row, or nearly all of many, do.
+A single failed attempt says nothing about the engine; many in a row, or nearly all of many, do.
 """
 
 import random
@@ -11,15 +11,15 @@ from pipeline.worker.row import Row
 from schemas.completion import Interruption
 from schemas.config import EngineConfig, RetryConfig
 
-_MOST_ONE_BY_ONE = 8
-# assumed: so many rows of a minute or two each are no long end of a run
+# assumed: this many rows of a minute or two each do not prolong a run
+_MAX_ONE_BY_ONE = 8
+# assumed: one more death costs minutes, and leaves this many rows to be tried alone
 _GROUP_ROWS = 16
-# assumed: one more death costs minutes, and leaves so many to be tried alone
 
-_FIRST_START_TRIES = 2
-_SICK_TRIES = 200
+_MAX_FIRST_STARTS = 2
+_SICK_ATTEMPTS = 200
+# assumed: a server that is only overloaded answers more than a tenth of its requests
 _SICK_FRACTION = 0.9
-# assumed: a server that is only overloaded answers more than a tenth of what it is asked
 
 
 @dataclass(slots=True)
@@ -29,73 +29,90 @@ class Starts:
     count: int = 0
     _plan: str | None = None
 
-    def started(self, plan: str | None) -> int:
-        """Count one. Another launch than before counts anew: the ladder has a bound of its own."""
+    def note_start(self, plan: str | None) -> int:
+        """Count one. Launch flags that changed count anew: the ladder has a bound of its own."""
         self.count = self.count + 1 if plan == self._plan else 1
         self._plan = plan
         return self.count
 
+    def reset(self) -> None:
+        self.count = 0
 
-def is_given_up(engine: EngineConfig, *, first: bool, tries: int, lost_s: float) -> bool:
-    """Whether an engine that fails to start is not started again."""
+
+def is_out_of_starts(engine: EngineConfig, *, is_first: bool, attempts: int, lost_s: float) -> bool:
+    """Return whether an engine that fails to start is abandoned."""
     if engine.kind == "endpoint":
-        return first or lost_s > engine.lost_after_s
-    return tries >= (_FIRST_START_TRIES if first else engine.max_restarts)
+        return is_first or lost_s > engine.lost_after_s
+    return attempts >= (_MAX_FIRST_STARTS if is_first else engine.max_restarts)
 
 
 @dataclass(slots=True, kw_only=True)
-class Tries:
-    """Tries since the engine's last start."""
+class Attempts:
+    """Outcomes of requests since the engine's last start."""
 
     retry: RetryConfig
     max_consecutive_failures: int
-    consecutive_failures: int = 0
-    _failed: deque[bool] = field(default_factory=lambda: deque(maxlen=_SICK_TRIES))
+    num_consecutive_failures: int = 0
+    held_until_s: float = 0.0
+    """Time before which nothing is sent, because the engine asked for that."""
+    _failed: deque[bool] = field(default_factory=lambda: deque(maxlen=_SICK_ATTEMPTS))
     _jitter: random.Random = field(default_factory=random.Random)
 
     def note_answer(self) -> None:
-        self.consecutive_failures = 0
+        self.num_consecutive_failures = 0
         self._failed.append(False)
 
     def note_failure(self, outcome: Interruption) -> str | None:
-        """Count one; why the engine is sick, or None while it may be well."""
-        self.consecutive_failures += 1
+        """Count one. Return why the engine must be restarted, or None while it may be well."""
+        self.num_consecutive_failures += 1
         self._failed.append(True)
-        if self.consecutive_failures >= self.max_consecutive_failures:
+        if self.num_consecutive_failures >= self.max_consecutive_failures:
             return (
-                f"{self.consecutive_failures} tries failed in a row, the last with: {outcome.cause}"
+                f"{self.num_consecutive_failures} requests failed in a row, the last with: "
+                f"{outcome.cause}"
             )
-        failed = sum(self._failed)
-        # Who asks for a wait is busy, not sick.
-        if failed > _SICK_FRACTION * _SICK_TRIES and not outcome.retry_after_s:
-            return f"{failed} of {_SICK_TRIES} tries failed, the last with: {outcome.cause}"
+        num_failed = sum(self._failed)
+        # A server that asks for a wait is busy, not sick.
+        if num_failed > _SICK_FRACTION * _SICK_ATTEMPTS and not outcome.retry_after_s:
+            return (
+                f"{num_failed} of {_SICK_ATTEMPTS} requests failed, the last with: {outcome.cause}"
+            )
         return None
 
-    def start_anew(self) -> None:
-        self.consecutive_failures = 0
+    def hold_if_refused(
+        self, outcome: Interruption, *, max_running_requests: int, now_s: float
+    ) -> None:
+        """Send nothing for a while to an engine that refuses all requests and says how long."""
+        if outcome.retry_after_s and self.num_consecutive_failures >= max_running_requests:
+            wait_s = min(outcome.retry_after_s, self.retry.retry_after_max_s)
+            self.held_until_s = now_s + wait_s
+
+    def reset(self) -> None:
+        """Forget the outcomes of before a restart."""
+        self.num_consecutive_failures = 0
         self._failed.clear()
 
-    def backoff_s(self, tries: int, retry_after_s: float | None) -> float:
-        """Exponential, with half of it left to chance so that rows do not return together."""
+    def backoff_s(self, num_attempts: int, retry_after_s: float | None) -> float:
+        """Draw the wait before the next attempt: exponential, with jitter that spreads rows."""
         retry = self.retry
-        backoff_s = min(retry.backoff_max_s, retry.backoff_initial_s * 2.0 ** (tries - 1))
+        backoff_s = min(retry.backoff_max_s, retry.backoff_initial_s * 2.0 ** (num_attempts - 1))
         asked_s = min(retry_after_s or 0.0, retry.retry_after_max_s)
         return max(asked_s, backoff_s) * self._jitter.uniform(1.0 if asked_s else 0.5, 1.1)
 
 
 @dataclass(slots=True, kw_only=True)
 class Suspects:
-    """Rows of one worker, tried after the others."""
+    """Rows that were in flight at engine deaths; they are sent after all others."""
 
     max_deaths: int
-    """A row in flight at so many deaths is a suspect."""
+    """Deaths in flight from which a row is a suspect."""
     _rows: deque[Row] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def accuses(self, row: Row) -> bool:
-        """Whether the row is one of them, held here or in flight."""
+    def is_suspect(self, row: Row) -> bool:
+        """Return whether the row is a suspect, wherever it is."""
         return row.deaths >= self.max_deaths
 
     def add(self, row: Row) -> None:
@@ -104,16 +121,16 @@ class Suspects:
     def clear(self) -> None:
         self._rows.clear()
 
-    def next_together(self, most: int) -> list[Row]:
-        """Take what may be in flight at once, beside nothing else.
+    def take_together(self, max_rows: int) -> list[Row]:
+        """Take the rows to send together, with nothing else in flight.
 
-        Many that were in flight at the same few deaths cannot all be guilty: they go in groups. One
-        at whose side a group died too goes alone.
+        Many rows that were in flight at the same few deaths cannot all be guilty: they go in
+        groups. A row whose group died too goes alone.
         """
         bystanders = [row for row in self._rows if row.deaths == self.max_deaths]
-        if len(bystanders) <= _MOST_ONE_BY_ONE:
+        if len(bystanders) <= _MAX_ONE_BY_ONE:
             return [self._rows.popleft()]
-        group = bystanders[: min(_GROUP_ROWS, most)]
+        group = bystanders[: min(_GROUP_ROWS, max_rows)]
         taken = {row.number for row in group}
         self._rows = deque(row for row in self._rows if row.number not in taken)
         return group

@@ -1,8 +1,8 @@
-"""One row on its way: what is asked next, and what it ends as. Pure.
+"""A leased row: its next request, and the completion it ends as. Pure.
 
-Invariant: a request holds the source's turns with the regenerated ones in place of the old, up to
-the next open place; a completion holds every turn regenerated so far, whatever ended the row. A
-turn whose flags ask for another try is thrown away, a bounded number of times.
+Invariant: a request contains the source's turns, with the regenerated ones in place of the old, up
+to the next open turn; a completion contains every turn regenerated so far, whatever ended the row.
+A turn whose flags ask for a retry is thrown away, a bounded number of times.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline.dataset.prompts import conversation, history
 from pipeline.quality.flags import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
+from pipeline.worker.ports import Engine
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.manifest import FailedRow
@@ -19,35 +20,35 @@ from schemas.shard import Lease, LeaseKey
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A leased row; what is regenerated so far stays with it over retries."""
+    """A leased row with the turns regenerated so far, which survive retries."""
 
     key: LeaseKey
     number: int
     prompt: Prompt
     sample_index: int
     turns: list[Turn] = field(default_factory=list)
-    tries_of_turn: int = 0
+    attempts_at_turn: int = 0
     interruptions: int = 0
     deaths: int = 0
-    """Deaths of its engine while it was in flight, here and elsewhere."""
+    """Engine deaths while the row was in flight, in this and other workers."""
     started_at_s: float = 0.0
-    """0 until an engine is asked."""
+    """Time of the first request; 0 before it."""
     flags: set[QualityFlag] = field(default_factory=set)
-    """Of the turns so far."""
+    """Flags of the turns so far."""
     quality_retries: int = 0
-    retries_of_turn: int = 0
-    last_try: tuple[Turn, tuple[QualityFlag, ...]] | None = None
-    """Of the open turn, where that is generated again for its flags."""
+    quality_retries_of_turn: int = 0
+    flagged_turn: tuple[Turn, tuple[QualityFlag, ...]] | None = None
+    """The open turn's last generation and its flags, for which it is generated again."""
     next_sampling: SamplingParams | None = None
-    """Of the try that follows it."""
+    """Sampling of the next generation of a flagged turn."""
     first_sampling: SamplingParams | None = None
-    """What the first turn was generated with."""
+    """Sampling of the first turn, where it was generated again."""
 
 
 def rows_of_lease(
     lease: Lease, prompt_of: Callable[[int], Prompt], samples_per_prompt: int
 ) -> Iterator[Row]:
-    """The lease's rows with their prompts, in order."""
+    """Yield the lease's rows with their prompts, in order."""
     deaths = dict(lease.deaths)
     for number in lease.rows:
         prompt_number, sample_index = divmod(number, samples_per_prompt)
@@ -61,7 +62,7 @@ def rows_of_lease(
 
 
 def row_request(row: Row, config: RunFile) -> Request:
-    """The request for the row's first open turn."""
+    """Build the request for the row's first open turn."""
     turn_index = len(row.turns)
     return Request(
         row_id=row.prompt.row_id,
@@ -74,7 +75,7 @@ def row_request(row: Row, config: RunFile) -> Request:
     )
 
 
-def take_turn(
+def add_or_retry_turn(
     row: Row,
     turn: Turn,
     config: RunFile,
@@ -82,9 +83,9 @@ def take_turn(
     context_length: int | None,
     language_of: LanguageOf | None,
 ) -> None:
-    """Keep a generated turn with its flags, or set the row for another try of the same turn."""
+    """Keep a generated turn with its flags, or prepare the row to generate it again."""
     quality, index = config.quality, len(row.turns)
-    row.tries_of_turn = 0
+    row.attempts_at_turn = 0
     asked = history(row.prompt.messages, row.turns)
     question = next((m.content for m in reversed(asked) if m.role == "user"), "")
     flags = turn_flags(
@@ -94,21 +95,21 @@ def take_turn(
         quality=quality,
         language_of=language_of,
     )
-    if flags_to_retry(flags, quality) and row.retries_of_turn + 1 < quality.max_attempts:
+    if flags_to_retry(flags, quality) and row.quality_retries_of_turn + 1 < quality.max_attempts:
         room = None
         if context_length is not None and turn.prompt_tokens is not None:
             room = context_length - turn.prompt_tokens
         again = retry_sampling(
             SamplingParams(**config.sampling.model_dump()),
             flags,
-            retry=row.retries_of_turn + 1,
+            retry=row.quality_retries_of_turn + 1,
             quality=quality,
             most_tokens=room,
             row=(row.prompt.row_id, row.sample_index, index),
         )
         if again is not None:
-            row.next_sampling, row.last_try = again, (turn, flags)
-            row.retries_of_turn += 1
+            row.next_sampling, row.flagged_turn = again, (turn, flags)
+            row.quality_retries_of_turn += 1
             row.quality_retries += 1
             return
     if index == 0:
@@ -116,22 +117,22 @@ def take_turn(
     _keep(row, turn, flags)
 
 
-def keep_last_try(row: Row) -> bool:
-    """Take the turn that was to be bettered, when the better one is refused; False without one.
+def keep_flagged_turn(row: Row) -> bool:
+    """Keep the flagged turn after its next generation was refused. Return False without one.
 
-    A server may refuse a budget that goes beyond a context which it does not tell.
+    A server may refuse a token budget beyond a context length that it does not report.
     """
-    if row.last_try is None:
+    if row.flagged_turn is None:
         return False
     row.quality_retries -= 1
-    _keep(row, *row.last_try)
+    _keep(row, *row.flagged_turn)
     return True
 
 
 def _keep(row: Row, turn: Turn, flags: tuple[QualityFlag, ...]) -> None:
     row.turns.append(turn)
     row.flags.update(flags)
-    row.next_sampling, row.last_try, row.retries_of_turn = None, None, 0
+    row.next_sampling, row.flagged_turn, row.quality_retries_of_turn = None, None, 0
 
 
 def row_completion(
@@ -139,13 +140,11 @@ def row_completion(
     problem: Problem | None,
     *,
     config: RunFile,
-    engine: str,
-    engine_release: str | None,
-    plan: str | None,
+    engine: Engine,
     worker_id: str,
     now_s: float,
 ) -> Completion:
-    """The row of output that this row ends as: `ok`, or `error` with its problem."""
+    """Build the row of output: `ok`, or `error` with its problem."""
     is_whole = problem is None
     return Completion(
         row_id=row.prompt.row_id,
@@ -158,9 +157,9 @@ def row_completion(
         error_text=problem.text if problem else None,
         model=config.model,
         thinking=config.thinking,
-        engine=engine,
-        engine_release=engine_release,
-        plan=plan,
+        engine=engine.name,
+        engine_release=engine.release,
+        plan=engine.plan,
         sampling=row.first_sampling or _seeded(row, config, 0),
         attempt=row.interruptions + 1 if row.started_at_s else 0,
         flags=tuple(flag for flag in FLAGS if flag in row.flags),
@@ -174,24 +173,32 @@ def row_completion(
 
 
 def failed_row(row: Row, cause: str, *, now_s: float) -> FailedRow:
-    """The row as the manifest lists it when it has used up its tries."""
+    """Build the manifest's entry of a row that has used up its attempts."""
     return FailedRow(
         row_id=row.prompt.row_id,
         sample_index=row.sample_index,
         cause=cause,
-        attempts=row.tries_of_turn,
+        attempts=row.attempts_at_turn,
         failed_at_s=now_s,
     )
 
 
-def over_context(tokens: int, context_length: int) -> Problem | None:
-    """What is wrong with a prompt of at least so many tokens, if anything."""
-    if tokens < context_length:
+def over_context(num_tokens: int, context_length: int) -> Problem | None:
+    """Return the problem of a prompt of at least `num_tokens`, or None when it fits."""
+    if num_tokens < context_length:
         return None
     return Problem(
         kind="over_context",
-        text=f"the prompt has at least {tokens} tokens; the engine's context is {context_length}",
+        text=(
+            f"the prompt has at least {num_tokens} tokens; the engine's context is {context_length}"
+        ),
     )
+
+
+def engine_killed(row: Row, cause: str) -> Problem:
+    """Return the problem of a row that was alone in flight when its engine died again."""
+    died = f"the engine died {row.deaths + 1} times with this row in flight"
+    return Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
 
 
 def _seeded(row: Row, config: RunFile, turn_index: int) -> SamplingParams:

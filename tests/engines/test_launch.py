@@ -10,25 +10,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline.engines.ladder import _WAIT_S
 from pipeline.engines.launch import LaunchHistory, server_figures
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import EngineError
-from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
-from pipeline.worker import worker as worker_module
+from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
 from schemas.config import RunFile
 from schemas.prompt import Prompt
-from tests.fakes.desk import LocalBook, each_once, frozen, prompts_of, published_rows
+from tests.fakes.desk import (
+    LocalBook,
+    each_once,
+    frozen,
+    local_book,
+    prompts_of,
+    published_rows,
+    worker_at,
+)
 
 pytestmark = [pytest.mark.engine]
 
 STANDIN = Path(__file__).parents[1] / "fakes" / "standin_sglang.py"
 MODEL = "Qwen/Qwen3.6-27B"
+SHORT = Intervals(
+    tick_s=0.05,
+    heartbeat_s=0.05,
+    idle_poll_s=0.05,
+    engine_check_s=0.05,
+    restart_backoff_s=(0.0, 0.05),
+)
 
 
 @dataclass(slots=True)
@@ -65,9 +78,6 @@ MakeSite = Callable[..., Site]
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSite]:
     """Builds a site: `site(prompts, {"hang_after": 5}, plan="off", …)`."""
-    for name in ("_IDLE_POLL_S", "_BEAT_S", "_TICK_S", "_WATCH_S"):
-        monkeypatch.setattr(worker_module, name, 0.05)
-    monkeypatch.setattr(worker_module, "_RESTART_BACKOFF_S", (0.0, *[0.05] * 5))
     for kind in _WAIT_S:
         monkeypatch.setitem(_WAIT_S, kind, 0.05)
     monkeypatch.setattr("pipeline.engines.served._READY_POLL_S", 0.02)
@@ -104,24 +114,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSite]:
             log_path=folder.path("logs/engine-0.log"),
             log=events.append,
         )
-        ledger = Ledger(
-            row_states=bytearray(len(prompts)),
-            shard_rows=8,
-            lease_ttl_s=60,
-            max_shard_losses=10,
-        )
-        book = LocalBook(ledger, folder)
-        worker = Worker(
-            worker_id="w0",
-            session_id="s",
-            run_id="r",
-            config=config,
-            engine=served,
-            book=book,
-            folder=folder,
-            frozen=frozen(folder, prompts),
-            carried_schema=pa.schema([]),
-            log=events.append,
+        book = local_book(folder, len(prompts), shard_rows=8)
+        worker = worker_at(
+            book, frozen(folder, prompts), served, config, log=events.append, intervals=SHORT
         )
         return Site(folder, config, served, worker, book, events)
 

@@ -14,21 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from pipeline.dataset.frozen import FrozenPrompts
 from pipeline.engines.served import ServedEngine
 from pipeline.planner.sglang.failures import figures, notes
 from pipeline.planner.sglang.metrics import EngineCounters, engine_counters, engine_load
-from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
+from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
 from schemas.config import RunFile
 from schemas.progress import Supply
 from schemas.prompt import Message, Request, SamplingParams
-from tests.fakes.desk import LocalBook, each_once, frozen, prompts_of, published_rows
+from tests.fakes.desk import (
+    LocalBook,
+    each_once,
+    frozen,
+    local_book,
+    prompts_of,
+    published_rows,
+    worker_at,
+)
 from tests.fakes.running import Run, below, new_run, questions
 
 if TYPE_CHECKING:
@@ -159,28 +166,20 @@ async def running_requests(engine: ServedEngine) -> float:
 def desk_of(root: Path, num_rows: int) -> tuple[LocalBook, FrozenPrompts]:
     """The ledger and the frozen prompts that workers share."""
     folder = LocalFolder(root)
-    for name in ("data", "staging", "logs"):
-        folder.make(name)
-    ledger = Ledger(
-        row_states=bytearray(num_rows), shard_rows=16, lease_ttl_s=60, max_shard_losses=10
-    )
-    return LocalBook(ledger, folder), frozen(folder, prompts_of(num_rows))
+    return local_book(folder, num_rows, shard_rows=16), frozen(folder, prompts_of(num_rows))
 
 
 def worker_of(
     number: int, served: ServedEngine, book: LocalBook, prompts: FrozenPrompts, log: list[str]
 ) -> Worker:
-    return Worker(
+    return worker_at(
+        book,
+        prompts,
+        served,
+        served.config,
         worker_id=f"w{number}",
-        session_id="s",
-        run_id="r",
-        config=served.config,
-        engine=served,
-        book=book,
-        folder=book.folder,
-        frozen=prompts,
-        carried_schema=pa.schema([]),
         log=log.append,
+        intervals=Intervals(),
     )
 
 

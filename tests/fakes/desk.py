@@ -1,24 +1,34 @@
-"""A worker's desk without Ray: the real ledger and checkpoint, and prompts to work on."""
+"""A worker's surroundings without Ray: the real ledger and parts, and prompts to work on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.dataset.frozen import FrozenPrompts, freeze
-from pipeline.dataset.parts import discard, publish
+from pipeline.dataset.parts import discard, publish, stage_part
 from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
+from pipeline.worker.intervals import Intervals
+from pipeline.worker.ports import Engine
+from pipeline.worker.worker import Worker
+from schemas.config import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport
 from schemas.prompt import Message, Problem, Prompt
 from schemas.shard import LeaseKey
 
+# No test waits for a check of the engine unless it asks for one.
+QUICK = Intervals(tick_s=0.02, heartbeat_s=0.02, idle_poll_s=0.02, restart_backoff_s=(0.0, 0.02))
+
 
 @dataclass(slots=True)
 class LocalBook:
-    """The ledger and the checkpoint without Ray, as a worker's LeaseBook."""
+    """The ledger and published parts without Ray, as a worker's LeaseBook."""
 
     ledger: Ledger
     folder: LocalFolder
@@ -66,6 +76,50 @@ class LocalBook:
 
     def ids(self) -> list[str]:
         return [row_id for part in self.parts for row_id in part.row_ids]
+
+
+def local_book(
+    folder: LocalFolder, num_rows: int, *, shard_rows: int, max_shard_losses: int = 10
+) -> LocalBook:
+    """Make the folders of a run and the ledger of its rows."""
+    for name in ("data", "staging", "logs"):
+        folder.make(name)
+    ledger = Ledger(
+        row_states=bytearray(num_rows),
+        shard_rows=shard_rows,
+        lease_ttl_s=60,
+        max_shard_losses=max_shard_losses,
+    )
+    return LocalBook(ledger, folder)
+
+
+def worker_at(
+    book: LocalBook,
+    prompts: FrozenPrompts,
+    engine: Engine,
+    config: RunFile,
+    *,
+    worker_id: str = "w0",
+    log: Callable[[str], None] = lambda line: None,
+    intervals: Intervals = QUICK,
+) -> Worker:
+    return Worker(
+        worker_id=worker_id,
+        session_id="s",
+        config=config,
+        engine=engine,
+        book=book,
+        prompt_of=prompts.prompt,
+        stage=partial(
+            stage_part,
+            book.folder,
+            run_id="r",
+            carried_schema=pa.schema([]),
+            worker_id=worker_id,
+        ),
+        log=log,
+        intervals=intervals,
+    )
 
 
 def frozen(folder: LocalFolder, prompts: list[Prompt]) -> FrozenPrompts:

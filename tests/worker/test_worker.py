@@ -6,22 +6,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-import pyarrow as pa
 import pytest
 
 from pipeline.dataset.prompts import conversation, history
 from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError, EngineGivenUpError
-from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
-from pipeline.worker import worker as worker_module
-from pipeline.worker.retries import Starts
+from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.progress import Orders, Supply
 from schemas.prompt import Message, Problem, Prompt, Request
-from tests.fakes.desk import LocalBook, each_once, frozen, prompt, prompts_of, published_rows
+from tests.fakes.desk import (
+    QUICK,
+    LocalBook,
+    each_once,
+    frozen,
+    local_book,
+    prompt,
+    prompts_of,
+    published_rows,
+    worker_at,
+)
 
 
 @dataclass(slots=True)
@@ -40,36 +47,20 @@ MakeDesk = Callable[..., Desk]
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDesk:
-    for interval in ("_IDLE_POLL_S", "_BEAT_S", "_TICK_S"):
-        monkeypatch.setattr(worker_module, interval, 0.02)
-    monkeypatch.setattr(worker_module, "_RESTART_BACKOFF_S", (0.0, *[0.02] * 5))
+def desk(tmp_path: Path) -> MakeDesk:
+    """Builds a worker: `desk(prompts, engine, intervals=…, retry={…})`."""
 
-    def make(prompts: list[Prompt], fake: FakeEngine, **settings: object) -> Desk:
-        folder = LocalFolder(tmp_path)
-        for name in ("data", "staging", "logs"):
-            folder.make(name)
-        config = run_config(tmp_path, **settings)
-        states = bytearray(len(prompts) * config.samples_per_prompt)
-        ledger = Ledger(
-            row_states=states,
+    def make(
+        prompts: list[Prompt], fake: FakeEngine, intervals: Intervals = QUICK, **settings: object
+    ) -> Desk:
+        folder, config = LocalFolder(tmp_path), run_config(tmp_path, **settings)
+        book = local_book(
+            folder,
+            len(prompts) * config.samples_per_prompt,
             shard_rows=config.work.shard_rows,
-            lease_ttl_s=60,
             max_shard_losses=config.work.max_shard_losses,
         )
-        book = LocalBook(ledger, folder)
-        worker = Worker(
-            worker_id="w0",
-            session_id="s",
-            run_id="r",
-            config=config,
-            engine=fake,
-            book=book,
-            folder=folder,
-            frozen=frozen(folder, prompts),
-            carried_schema=pa.schema([]),
-            log=lambda line: None,
-        )
+        worker = worker_at(book, frozen(folder, prompts), fake, config, intervals=intervals)
         return Desk(worker, book, fake)
 
     return make
@@ -234,7 +225,7 @@ def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
 
     async def lease_give_back_and_go_on() -> None:
         await at.worker._lease()
-        await at.worker._give_back_rows(1)
+        await at.worker._follow(Orders(give_back_rows=1))
         await at.worker.run()
 
     asyncio.run(lease_give_back_and_go_on())
@@ -246,10 +237,10 @@ def test_rows_asked_back_are_given_back_from_the_end(desk: MakeDesk) -> None:
 
     async def lease_and_give_back() -> None:
         await at.worker._lease()
-        await at.worker._give_back_rows(4)
+        await at.worker._follow(Orders(give_back_rows=4))
 
     asyncio.run(lease_and_give_back())
-    assert [row.number for row in at.worker._queue] == [0, 1, 2, 3, 4, 5]
+    assert [row.number for row in at.worker._backlog._line] == [0, 1, 2, 3, 4, 5]
     lease = at.book.ledger.lease("w1", now_s=monotonic())
     assert lease is not None
     assert lease.rows == (6, 7, 8, 9)
@@ -261,12 +252,12 @@ def test_half_of_the_queue_stays_however_much_is_asked_back(desk: MakeDesk) -> N
 
     async def lease_and_give_back() -> None:
         await at.worker._lease()
-        await at.worker._give_back_rows(10)
+        await at.worker._follow(Orders(give_back_rows=10))
         at.worker._lease_if_short()
 
     asyncio.run(lease_and_give_back())
-    assert [row.number for row in at.worker._queue] == [0, 1, 2, 3, 4]
-    assert at.worker._leasing is None
+    assert [row.number for row in at.worker._backlog._line] == [0, 1, 2, 3, 4]
+    assert not at.worker._leasing.is_running
     assert at.book.ledger.counts().shards_pending == 1
 
 
@@ -291,9 +282,9 @@ def test_lease_that_comes_while_the_rest_is_lost_is_not_forgotten(desk: MakeDesk
     async def lose_and_lease() -> None:
         await at.worker._lease()
         at.book.ledger.worker_lost("w0")
-        at.worker._queue.clear()
+        at.worker._backlog.clear()
         await at.worker._lease()
-        await at.worker._start_afresh()
+        await at.worker._follow(Orders(leases_are_lost=True))
         await at.worker.run()
 
     asyncio.run(lose_and_lease())
@@ -457,10 +448,9 @@ def test_refused_larger_budget_leaves_the_turn_that_was_cut(desk: MakeDesk) -> N
 
 
 def test_engine_that_hangs_is_started_again_and_its_rows_are_done(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+    desk: MakeDesk,
 ) -> None:
-    monkeypatch.setattr(worker_module, "_WATCH_S", 0.02)
-    at = desk(prompts_of(30), HangingEngine(hangs_at=12))
+    at = desk(prompts_of(30), HangingEngine(hangs_at=12), replace(QUICK, engine_check_s=0.02))
     at.run()
     each_once(at.book, 30)
     assert at.engine.starts == 2
@@ -468,11 +458,10 @@ def test_engine_that_hangs_is_started_again_and_its_rows_are_done(
 
 
 def test_engine_is_asked_for_trouble_with_what_the_worker_has_for_it(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+    desk: MakeDesk,
 ) -> None:
-    monkeypatch.setattr(worker_module, "_WATCH_S", 0.01)
     engine = AskedEngine(max_running_requests=3, starved="runs 1 of 3 requests")
-    at = desk(prompts_of(20), engine, work={"shard_rows": 20})
+    at = desk(prompts_of(20), engine, replace(QUICK, engine_check_s=0.01), work={"shard_rows": 20})
     at.run()
     each_once(at.book, 20)
     full = [supply for supply in engine.supplies if supply.in_flight == 3]
@@ -616,7 +605,7 @@ def test_engine_that_fails_nearly_all_is_started_again(desk: MakeDesk) -> None:
     at.run()
     each_once(at.book, 60)
     assert at.engine.starts == 2
-    assert "of 200 tries failed, the last with: HTTP 500" in at.book.lost[0]
+    assert "of 200 requests failed, the last with: HTTP 500" in at.book.lost[0]
 
 
 def test_worker_that_drains_does_not_wait_for_a_start(desk: MakeDesk) -> None:
@@ -648,13 +637,6 @@ def test_engine_that_is_given_up_ends_the_worker_at_once(desk: MakeDesk) -> None
     with pytest.raises(EngineGivenUpError, match="correct model"):
         at.run()
     assert at.engine.starts == 1
-
-
-def test_starts_of_another_launch_count_anew() -> None:
-    starts = Starts()
-    assert [starts.started(plan) for plan in (None, None, "a", "a", "b")] == [1, 2, 1, 2, 1]
-    starts.count = 0
-    assert starts.started("b") == 1
 
 
 def test_what_ran_stands_in_each_row(desk: MakeDesk) -> None:

@@ -1,4 +1,4 @@
-"""What a worker needs around it: an engine, and a book that knows whose rows are whose."""
+"""The two things a worker talks to: its engine, and the coordinator's lease book."""
 
 from collections.abc import Coroutine, Sequence
 from typing import Protocol

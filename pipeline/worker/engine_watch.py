@@ -1,0 +1,122 @@
+"""Start one engine, watch it, and note when it is lost."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from pipeline.errors import EngineError, EngineGivenUpError
+from pipeline.worker.background import Background, ends_before
+from pipeline.worker.intervals import Intervals
+from pipeline.worker.ports import Engine
+from pipeline.worker.retries import Starts, is_out_of_starts
+from schemas.config import EngineConfig
+from schemas.progress import Supply
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineWatch:
+    """Starts of one engine, and the cause for which it is to be restarted."""
+
+    engine: Engine
+    config: EngineConfig
+    worker_id: str
+    supply: Callable[[], Supply]
+    """Return what the worker has for the engine at this moment."""
+    log: Callable[[str], None]
+    draining: asyncio.Event
+    """Set when the worker is to end: no start is waited for any longer."""
+    wake: asyncio.Event
+    """Set by the watch when the engine is lost."""
+    intervals: Intervals = field(default_factory=Intervals)
+    lost_cause: str | None = None
+    """Cause for which the engine must be restarted; None while it may be well."""
+    last_cause: str | None = None
+    num_restarts: int = 0
+    _starts: Starts = field(default_factory=Starts)
+    _watching: Background = field(default_factory=Background)
+
+    # -- what happens to the engine
+
+    def note_interruption(self, cause: str) -> None:
+        self.last_cause = cause
+
+    def note_lost(self, cause: str) -> None:
+        """Note that the engine must be restarted; the first cause counts."""
+        self.lost_cause = self.lost_cause or cause
+
+    def note_finished_row(self) -> None:
+        self._starts.reset()
+
+    # -- start, restart and stop
+
+    async def start(self, *, is_first: bool = True) -> bool:
+        """Start the engine, again if it fails, and watch it. Return False when told to drain.
+
+        Raises EngineError when the engine used up the starts that its kind has.
+        """
+        since_s, attempts = monotonic(), 0
+        while not self.draining.is_set():
+            await self._pause(attempts)
+            attempts += 1
+            try:
+                # A start may take an hour: a worker that drains does not wait for it.
+                if not await ends_before(self.engine.start(), self.draining):
+                    return False
+            except EngineError as error:
+                self._note_failed_start(error)
+                lost_s = monotonic() - since_s
+                if isinstance(error, EngineGivenUpError) or is_out_of_starts(
+                    self.config, is_first=is_first, attempts=attempts, lost_s=lost_s
+                ):
+                    raise
+                continue
+            self._count_start()
+            self._watching.start(self._watch_forever())
+            return True
+        return False
+
+    async def restart(self) -> bool:
+        """Start a lost engine again."""
+        self.lost_cause = None
+        self.num_restarts += 1
+        return await self.start(is_first=False)
+
+    async def stop_watching(self) -> None:
+        await self._watching.cancel()
+
+    def raise_fault(self) -> None:
+        """Raise the error that ended the watch, if any."""
+        self._watching.raise_fault()
+
+    async def _pause(self, attempts: int) -> None:
+        backoff_s = self.intervals.backoff_before_start_s(max(attempts, self._starts.count))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.draining.wait(), backoff_s)
+
+    def _note_failed_start(self, error: EngineError) -> None:
+        self.last_cause = str(error)
+        self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
+
+    def _count_start(self) -> None:
+        """Raises EngineError for an engine that starts again and again and finishes no row."""
+        num_starts = self._starts.note_start(self.engine.plan)
+        if num_starts > self.config.max_restarts + 1:
+            raise EngineError(
+                f"the engine was started {num_starts} times and finished no row; "
+                f"the last failure was: {self.last_cause}"
+            )
+        self.log(
+            f"event=engine_ready worker={self.worker_id} engine={self.engine.name} "
+            f"release={self.engine.release or 'unknown'!r}"
+        )
+
+    async def _watch_forever(self) -> None:
+        """Check that an engine that seems to run also works, until it does not."""
+        while self.lost_cause is None:
+            await asyncio.sleep(self.intervals.engine_check_s)
+            trouble = await self.engine.trouble(self.supply())
+            if trouble is not None:
+                self.lost_cause = self.last_cause = trouble
+                self.wake.set()

@@ -1,0 +1,52 @@
+"""Generate the turns of a row with one engine, and count what that costs."""
+
+from dataclasses import dataclass
+
+from pipeline.quality.flags import LanguageOf
+from pipeline.worker.ports import Engine
+from pipeline.worker.retries import Attempts
+from pipeline.worker.row import Row, add_or_retry_turn, keep_flagged_turn, row_request
+from schemas.completion import Interruption, Refusal, Turn
+from schemas.config import RunFile
+from schemas.prompt import Problem
+
+
+@dataclass(slots=True, kw_only=True)
+class Generator:
+    """One engine, asked turn by turn."""
+
+    engine: Engine
+    config: RunFile
+    attempts: Attempts
+    language_of: LanguageOf | None
+    num_requests: int = 0
+    completion_tokens: int = 0
+
+    async def generate(self, row: Row) -> Problem | Interruption | None:
+        """Generate the row's open turns in order. Return what kept it from its end, if anything."""
+        while len(row.turns) < row.prompt.num_turns:
+            row.attempts_at_turn += 1
+            self.num_requests += 1
+            outcome = await self.engine.generate(row_request(row, self.config))
+            if isinstance(outcome, Interruption):
+                return outcome
+            self.attempts.note_answer()
+            if isinstance(outcome, Turn):
+                self._take(row, outcome)
+            elif not keep_flagged_turn(row):
+                return _problem(outcome)
+        return None
+
+    def _take(self, row: Row, turn: Turn) -> None:
+        self.completion_tokens += turn.completion_tokens or 0
+        add_or_retry_turn(
+            row,
+            turn,
+            self.config,
+            context_length=self.engine.context_length,
+            language_of=self.language_of,
+        )
+
+
+def _problem(refusal: Refusal) -> Problem:
+    return Problem(kind=refusal.kind, text=refusal.text)
