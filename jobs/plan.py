@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError, PlanError
 if TYPE_CHECKING:
     from pipeline.planner.memory.plan import RefusedPlan
     from pipeline.planner.rate.search import HardwareOption
+    from pipeline.planner.sglang.flags import LaunchFlags
     from schemas.config import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
@@ -103,12 +104,7 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
     lengths = ExpectedLengths(
         prompt_tokens=options.prompt_tokens, output_tokens=options.output_tokens
     )
-    model = _model(
-        flags.model_path,
-        options.model_config,
-        options.weights_format,
-        overrides=flags.text("json-model-override-args"),
-    )
+    model = _model(options, flags)
 
     def planned(calibration: "Calibration | None") -> "LaunchPlan | RefusedPlan":
         return plan_launch(
@@ -124,53 +120,29 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
 def _gpu(options: argparse.Namespace) -> "Gpu":
     if options.gpu is None and options.gpu_memory_gib is None:
         raise PlanError("name the card with --gpu, or its memory with --gpu-memory-gib")
-    return _card(options.gpu, options.gpu_memory_gib)
+    from pipeline.planner.cards import gpu_of
 
-
-def _card(name: str | None, memory_gib: float | None) -> "Gpu":
-    from pipeline.planner.cards import gpu_named, gpu_of_memory, gpu_with_memory
-
-    if memory_gib is None:
-        try:
-            return gpu_named(name or "")
-        except PlanError as error:
-            raise PlanError(f"{error}; or give its memory with --gpu-memory-gib") from None
-    if name is None:
-        return gpu_of_memory(memory_gib)
     try:
-        return gpu_with_memory(gpu_named(name), memory_gib)
-    except PlanError:
-        return gpu_of_memory(memory_gib, name)
+        return gpu_of(options.gpu or "", options.gpu_memory_gib)
+    except PlanError as error:
+        if options.gpu_memory_gib is not None:
+            raise
+        raise PlanError(f"{error}; or give its memory with --gpu-memory-gib") from None
 
 
-def _model(
-    name: str, config: Path | None, weights_format: str | None, *, overrides: str = ""
-) -> "ModelFacts":
-    """Return the model's facts; `overrides` is the JSON of --json-model-override-args."""
-    from pipeline.models.facts import model_facts
-    from pipeline.models.files import find_model, read_model
+def _model(options: argparse.Namespace, flags: "LaunchFlags") -> "ModelFacts":
+    from pipeline.models.files import load_model
 
-    name = name or (str(config) if config else "")
+    config = options.model_config
+    name = flags.model_path or (str(config) if config else "")
     if not name:
         raise PlanError("the launch line names no model, and no --model-config is given")
-    files = read_model(config) if config else find_model(name)
-    return model_facts(
+    return load_model(
         name,
-        {**files.config, **_overriding(overrides)},
-        hf_quant=files.hf_quant,
-        weights_format=weights_format,
-        checkpoint_bytes=files.checkpoint_bytes,
+        config_path=config,
+        weights_format=options.weights_format,
+        overrides=flags.text("json-model-override-args"),
     )
-
-
-def _overriding(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
-    if not isinstance(fields, dict):
-        raise PlanError("--json-model-override-args must be a JSON object")
-    return fields
 
 
 def _shown(

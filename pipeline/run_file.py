@@ -3,15 +3,13 @@
 Plan, estimate, launch and the live estimate all read the run file through this module.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 
 from pipeline.errors import ConfigError, PlanError
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model, read_model
-from pipeline.planner.cards import gpu_named, gpu_of_memory, gpu_with_memory
+from pipeline.models.files import load_model, read_model
+from pipeline.planner.cards import gpu_named, gpu_of
 from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
 from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, longest_output
@@ -23,7 +21,7 @@ from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.releases import rules_for
 from schemas.config import HardwareConfig, RunFile
 from schemas.estimate import InputSize
-from schemas.plan import Calibration, Gpu, ModelFacts
+from schemas.plan import Calibration, ModelFacts
 from schemas.prompt import Longest
 
 # assumed: more than most chat templates add, such as a system prompt of their own; an engine's
@@ -78,9 +76,9 @@ def with_planner_settings(run: RunFile, **settings: str | Path | None) -> RunFil
 
 def configured_group(entry: HardwareConfig, prices: OwnPrices) -> PricedGroup:
     """Return one entry of the run file's hardware, at the user's own price where there is one."""
-    gpu = gpu_named(entry.gpu)
-    if entry.memory_gib is not None:
-        gpu = gpu_with_memory(gpu, entry.memory_gib)
+    # Only cards of the catalogue have a speed to estimate with.
+    gpu_named(entry.gpu)
+    gpu = gpu_of(entry.gpu, entry.memory_gib)
     usd, spot = prices.get(gpu.name, (entry.usd_per_gpu_hour, entry.spot_usd_per_gpu_hour))
     hardware = HardwareOption(gpu=gpu, count=entry.count)
     return PricedGroup(hardware=hardware, own_usd=usd, own_spot_usd=spot)
@@ -91,18 +89,9 @@ def configured_hardware(run: RunFile) -> tuple[HardwareOption, ...]:
     if not run.hardware:
         raise PlanError("the run file has no hardware section: list cards as {gpu, count}")
     return tuple(
-        HardwareOption(gpu=configured_card(entry), count=entry.count) for entry in run.hardware
+        HardwareOption(gpu=gpu_of(entry.gpu, entry.memory_gib), count=entry.count)
+        for entry in run.hardware
     )
-
-
-def configured_card(entry: HardwareConfig) -> Gpu:
-    """Return the card of one entry. Raises PlanError for a name and memory that fit no card."""
-    if entry.memory_gib is None:
-        return gpu_named(entry.gpu)
-    try:
-        return gpu_with_memory(gpu_named(entry.gpu), entry.memory_gib)
-    except PlanError:
-        return gpu_of_memory(entry.memory_gib, entry.gpu)
 
 
 def usd_per_gpu_hour(
@@ -114,7 +103,7 @@ def usd_per_gpu_hour(
     """
     own: dict[str, float | None] = {}
     for entry in run.hardware:
-        name, usd = configured_card(entry).name, entry.usd_per_gpu_hour
+        name, usd = gpu_of(entry.gpu, entry.memory_gib).name, entry.usd_per_gpu_hour
         if own.setdefault(name, usd) != usd:
             raise PlanError(
                 f"hardware: {name} has two prices, usd_per_gpu_hour {own[name]} and {usd}; "
@@ -176,7 +165,7 @@ def check_launch(config: RunFile) -> None:
         raise ConfigError(f"engine.flags: found {stray[0]!r}, which belongs to no flag")
     for number, entry in enumerate(config.hardware):
         try:
-            configured_card(entry)
+            gpu_of(entry.gpu, entry.memory_gib)
         except PlanError as error:
             raise ConfigError(f"hardware.{number}.gpu: {error}") from None
     if config.planner.model_config_path is not None:
@@ -268,16 +257,9 @@ def run_model(run: RunFile) -> ModelFacts:
     PlanError where neither gives one.
     """
     path = run.planner.model_config_path
-    files = read_model(Path(path)) if path else find_model(run.model)
-    overrides = users_flags(run).text("json-model-override-args", "{}")
-    try:
-        changed = json.loads(overrides)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
-    return model_facts(
+    return load_model(
         run.model,
-        {**files.config, **changed},
-        hf_quant=files.hf_quant,
+        config_path=Path(path) if path else None,
         weights_format=run.planner.weights_format,
-        checkpoint_bytes=files.checkpoint_bytes,
+        overrides=users_flags(run).text("json-model-override-args"),
     )

@@ -11,13 +11,12 @@ from functools import partial
 from pipeline.engines.gpus import Card, planned_card
 from pipeline.engines.ladder import LadderBasis, PlanPrice, running_requests
 from pipeline.errors import PlanError
-from pipeline.planner.cards import speed_known
+from pipeline.planner.cards import gpu_of, speed_known
 from pipeline.planner.rate.ranking import Load, plan_tokens_per_s, ranking_rate
 from pipeline.planner.rate.search import Candidate, HardwareOption, best_plans
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.run_file import (
-    configured_card,
     needed_context_tokens,
     plan_base,
     run_load,
@@ -132,4 +131,5 @@ def _gpu(config: RunFile, cards: tuple[Card, ...]) -> Gpu | None:
     measured = planned_card(cards)
     if measured is not None or len(config.hardware) != 1:
         return measured
-    return configured_card(config.hardware[0])
+    entry = config.hardware[0]
+    return gpu_of(entry.gpu, entry.memory_gib)

@@ -15,15 +15,12 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.errors import PlanError
-from pipeline.planner.cards import gpu_named, gpu_of_memory
+from pipeline.planner.cards import gpu_reported
 from schemas.plan import Gpu
 from schemas.units import MIB
 
 _ASK_TIMEOUT_S = 20.0
 _FIELDS = "index,uuid,name,memory.total,memory.free,compute_cap,power.draw,power.limit"
-_SAME_CARD_FRACTION = 0.02
-# torch's total lies 0.4-0.65 % under nvidia-smi's; another memory size of one name, far more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ def planned_card(cards: tuple[Card, ...]) -> Gpu | None:
     if not cards:
         return None
     card = min(cards, key=lambda one: one.free_mib)
-    known = _catalogued(card)
+    known = gpu_reported(card.name, card.total_mib)
     return replace(
         known,
         smi_mib=card.total_mib,
@@ -68,19 +65,6 @@ def planned_card(cards: tuple[Card, ...]) -> Gpu | None:
 def shared_cards(cards: tuple[Card, ...]) -> tuple[Card, ...]:
     """Cards of which another process holds a good part."""
     return tuple(card for card in cards if card.free_mib < 0.9 * card.total_mib)
-
-
-def _catalogued(card: Card) -> Gpu:
-    """The catalogue's card of that name and memory, or one known by its memory alone."""
-    total_bytes = card.total_mib * MIB
-    try:
-        known = gpu_named(card.name)
-    except PlanError:
-        return gpu_of_memory(card.total_mib / 1024 / 1.0056, card.name)
-    if abs(known.smi_mib * MIB - total_bytes) <= _SAME_CARD_FRACTION * total_bytes:
-        return known
-    other = gpu_of_memory(card.total_mib / 1024 / 1.0056, card.name)
-    return replace(known, smi_mib=other.smi_mib, total_bytes=other.total_bytes)
 
 
 def _visible(cards: tuple[Card, ...], chosen: str | None) -> tuple[Card, ...]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError
+from pipeline.models.facts import model_facts
+from schemas.plan import ModelFacts
 
 _CATALOGUE = Path(__file__).with_name("data") / "model_configs.json"
 _HUB = "https://huggingface.co"
@@ -30,6 +32,38 @@ class ModelFiles:
     hf_quant: Mapping[str, Any] | None
     checkpoint_bytes: int
     source: str
+
+
+def load_model(
+    name: str,
+    *,
+    config_path: Path | None = None,
+    weights_format: str | None = None,
+    overrides: str = "",
+) -> ModelFacts:
+    """Return a model's facts, from the config at `config_path`, else from the one of its name.
+
+    `overrides` is the JSON of `--json-model-override-args`. Raises PlanError where there is no
+    config or one of them cannot be used.
+    """
+    files = read_model(config_path) if config_path else find_model(name)
+    return model_facts(
+        name,
+        {**files.config, **_override_fields(overrides)},
+        hf_quant=files.hf_quant,
+        weights_format=weights_format,
+        checkpoint_bytes=files.checkpoint_bytes,
+    )
+
+
+def _override_fields(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
+    if not isinstance(fields, dict):
+        raise PlanError("--json-model-override-args must be a JSON object")
+    return fields
 
 
 def read_model(path: Path) -> ModelFiles:

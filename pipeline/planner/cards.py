@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ _DATA = Path(__file__).with_name("data") / "gpus.json"
 # What a PCIe 5 x16 slot gives between cards. measured: peer writes on RTX PRO 6000 boards, 53-56
 # GB/s on one socket and 39-51 across two (rtx6kpro, 2026-05-17)
 _PCIE_GB_PER_S = 50
+# nvidia-smi's total over torch's; 1.004 to 1.0065 on the cards where both are known
+_SMI_PER_TORCH = 1.0056
+# Totals of one card differ by less between drivers; memory sizes of one name by far more.
+_SAME_MEMORY_FRACTION = 0.02
 # Words that tell no card from another, in the names of vendors and of cloud catalogues.
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
@@ -53,6 +57,28 @@ def gpu_named(text: str) -> Gpu:
     return cards[key][0]
 
 
+def gpu_of(name: str, memory_gib: float | None) -> Gpu:
+    """Return the card of a name and, where one is given, of another memory size.
+
+    With a memory size the name may be unlisted, or "". Raises PlanError otherwise.
+    """
+    if memory_gib is None:
+        return gpu_named(name)
+    try:
+        return gpu_with_memory(gpu_named(name), memory_gib)
+    except PlanError:
+        return gpu_of_memory(memory_gib, name)
+
+
+def gpu_reported(name: str, smi_mib: int) -> Gpu:
+    """Return the card that a driver reports: the catalogue's where name and memory agree."""
+    gpu = gpu_of(name, smi_mib / 1024 / _SMI_PER_TORCH)
+    if not gpu.known:
+        return gpu
+    listed = gpu_named(name)
+    return listed if abs(listed.smi_mib - smi_mib) <= _SAME_MEMORY_FRACTION * smi_mib else gpu
+
+
 def gpu_of_memory(gib: float, name: str = "") -> Gpu:
     """A card that the catalogue lacks, known by its memory alone."""
     if not 0 < gib < math.inf:
@@ -61,8 +87,7 @@ def gpu_of_memory(gib: float, name: str = "") -> Gpu:
         name=name or f"unlisted GPU with {gib:g} GiB",
         # assumed: Hopper, whose backends take the middle of every table
         compute_capability=90,
-        # torch's total is 0.4-0.65 % under nvidia-smi's on the cards where both are known
-        smi_mib=int(gib * 1024 * 1.0056),
+        smi_mib=int(gib * 1024 * _SMI_PER_TORCH),
         total_bytes=int(gib * GIB),
         nvlink=True,
         unified_memory=False,
@@ -73,15 +98,7 @@ def gpu_of_memory(gib: float, name: str = "") -> Gpu:
 def gpu_with_memory(gpu: Gpu, gib: float) -> Gpu:
     """The same card with another amount of memory."""
     other = gpu_of_memory(gib, gpu.name)
-    return Gpu(
-        name=gpu.name,
-        compute_capability=gpu.compute_capability,
-        smi_mib=other.smi_mib,
-        total_bytes=other.total_bytes,
-        nvlink=gpu.nvlink,
-        unified_memory=gpu.unified_memory,
-        known=gpu.known,
-    )
+    return replace(gpu, smi_mib=other.smi_mib, total_bytes=other.total_bytes)
 
 
 def speed_of(gpu: Gpu) -> GpuSpeed:

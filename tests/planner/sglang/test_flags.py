@@ -5,7 +5,7 @@ import pytest
 from pipeline.errors import PlanError
 from pipeline.models.facts import model_facts
 from pipeline.models.files import find_model
-from pipeline.planner.cards import gpu_named, gpu_of_memory
+from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import RefusedPlan, plan_launch
 from pipeline.planner.sglang.defaults import decode_buckets, prefill_buckets
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line, renaming_of, spelled_for
@@ -132,7 +132,7 @@ def test_a_changed_line_keeps_the_rest() -> None:
     assert isinstance(other, LaunchFlags)
 
 
-# --- releases and cards -----------------------------------------------------------------------
+# --- releases ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,37 +156,6 @@ def test_a_release_is_read_from_tags_and_dates(version: str | None, label: str) 
 def test_a_release_that_was_not_read_is_an_assumption() -> None:
     assert any("not read" in note for note in rules_for("0.4.9")[1])
     assert any("newer" in note for note in rules_for("0.5.40")[1])
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("rtx-pro-6000", "RTX PRO 6000 Blackwell"),
-        ("RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
-        ("B200 180GB", "B200"),
-        ("H100-SXM", "H100 80GB"),
-        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
-        ("DGX Spark (GB10)", "DGX Spark (GB10)"),
-        ("A100-SXM4-40GB", "A100 40GB"),
-        ("a100", "A100 80GB"),
-        ("5090", "GeForce RTX 5090"),
-        ("h20", "H20 96GB"),
-    ],
-)
-def test_a_card_is_known_by_any_of_its_spellings(text: str, name: str) -> None:
-    assert gpu_named(text).name == name
-
-
-def test_an_unknown_card_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match=r"unknown GPU 'voodoo'; known: .*h200"):
-        gpu_named("voodoo")
-
-
-def test_memory_stands_in_for_a_card() -> None:
-    assert gpu_of_memory(48).total_bytes == 48 << 30
-    with pytest.raises(PlanError):
-        gpu_of_memory(-1)
 
 
 # --- defaults ---------------------------------------------------------------------------------
