@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
-from pipeline.dataset.parts import (
+from pipeline.dataset.parts import rows_of
+from pipeline.dataset.run_record import (
     check_has_begun,
     check_has_run,
     read_manifest,
     read_run_file_copy,
-    rows_of,
 )
 from pipeline.errors import ConfigError
 from pipeline.quality.canary import MEAN_TOKENS, Excess, excesses, tally_of

@@ -91,7 +91,7 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
     from pipeline.dataset.export_rows import form_of
     from pipeline.dataset.frozen import schema_from_text
     from pipeline.dataset.hub import check_push, push
-    from pipeline.dataset.parts import check_columns, check_has_run, read_manifest
+    from pipeline.dataset.run_record import check_columns, check_has_run, read_manifest
     from pipeline.models.tokenizer import model_text_decoder
     from pipeline.store.bucket import open_folder
     from pipeline.store.object_store import open_store

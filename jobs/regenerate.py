@@ -340,7 +340,7 @@ def _both(first: Show, second: Show) -> Show:
 
 
 def _num_canary_rows(folder: "Folder") -> int:
-    from pipeline.dataset.parts import read_manifest
+    from pipeline.dataset.run_record import read_manifest
 
     return sum(part.num_rows for part in read_manifest(folder).canary_parts)
 
@@ -414,7 +414,8 @@ def _finish(
     causes: list[str],
 ) -> int:
     """Print the summary on stdout; the exit status tells whether every row has its completion."""
-    from pipeline.dataset.parts import example_completion, read_manifest
+    from pipeline.dataset.parts import example_completion
+    from pipeline.dataset.run_record import read_manifest
     from pipeline.report.status import run_status
 
     status = run_status(folder, now_s=time.time())
@@ -443,7 +444,7 @@ def _finish(
 
 def flag_counts(folder: "Folder") -> dict[str, int]:
     """Quality flag → published rows that bear it, most frequent first."""
-    from pipeline.dataset.parts import read_manifest
+    from pipeline.dataset.run_record import read_manifest
 
     counts: Counter[str] = Counter()
     for part in read_manifest(folder).parts.values():

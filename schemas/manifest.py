@@ -104,6 +104,13 @@ class FailedRow:
     failed_at_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlisted:
+    """A part whose rows are no longer done: taken back, missing or quarantined."""
+
+    name: str
+
+
 CanaryVerdict = Literal["begun", "passed", "failed", "accepted"]
 
 
@@ -174,6 +181,14 @@ class RunManifest:
             case unknown:
                 raise ValueError(f"unknown event {unknown!r}")
 
+    def fold_lines(self, lines: Iterable[bytes]) -> None:
+        """Fold whole lines; unreadable ones are counted: the files in `data/` are the truth."""
+        for number, line in enumerate(lines, start=1):
+            try:
+                self.fold(json.loads(line))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.unreadable_lines.append(number)
+
     def _add(self, part: Part) -> None:
         # A part of an earlier session that is listed again is not new work.
         is_new = part.name not in self.parts or self.parts[part.name] in self.session_parts
@@ -196,26 +211,25 @@ class RunManifest:
             self.canary_parts = [other for other in self.canary_parts if other.name != name]
 
 
-def manifest_from_lines(lines: Iterable[bytes]) -> RunManifest:
-    """Fold all lines; note and skip unreadable ones, since the files in `data/` are the truth."""
-    manifest = RunManifest()
-    for number, line in enumerate(lines, start=1):
-        try:
-            manifest.fold(json.loads(line))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            manifest.unreadable_lines.append(number)
-    return manifest
+ManifestRecord = Part | Unlisted | Session | FailedRow | CanaryEvent | EngineRun
+
+_EVENTS: dict[type, str] = {
+    Part: "part",
+    Unlisted: "unlisted",
+    Session: "session",
+    FailedRow: "failed",
+    CanaryEvent: "canary",
+    EngineRun: "engine",
+}
 
 
-ManifestRecord = Part | Session | FailedRow | CanaryEvent | EngineRun | dict[str, object]
-
-
-def event_line(event: str, record: "ManifestRecord") -> bytes:
-    """Return a line of `manifest.jsonl` with its line feed."""
-    values = record if isinstance(record, dict) else asdict(record)
+def event_line(record: ManifestRecord) -> bytes:
+    """Return the record's line of `manifest.jsonl`, with its line feed."""
+    values = asdict(record)
     if isinstance(record, Part) and not any(record.sample_indexes):
         values["sample_indexes"] = []
-    text = json.dumps({"event": event, **values}, ensure_ascii=False, separators=(",", ":"))
+    event = {"event": _EVENTS[type(record)], **values}
+    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass") + b"\n"
 
 

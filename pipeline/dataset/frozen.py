@@ -27,6 +27,7 @@ _FILE_ROWS = 2_048
 _GROUP_ROWS = 512
 # A lease is a few dozen rows: a group this size costs a worker one small read.
 
+_NO_IDS = pa.array([], pa.string())
 _FROZEN_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
@@ -69,6 +70,9 @@ class FrozenPrompts:
             with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
                 table = file.read(columns=["row_id", "content_hash"])
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
+
+    def row_ids(self) -> pa.Array:
+        return pa.concat_arrays([*(row_ids for row_ids, _ in self.ids()), _NO_IDS])
 
     def numbers_of(self, row_ids: Collection[str]) -> Iterator[tuple[str, int]]:
         """Those of `row_ids` that the set has, with their numbers, in order."""

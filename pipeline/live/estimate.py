@@ -10,7 +10,7 @@ from datetime import date
 
 from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.lengths import expected_lengths, frozen_size, stated_prompts
-from pipeline.dataset.parts import check_has_begun, check_has_run, read_manifest
+from pipeline.dataset.run_record import check_has_begun, check_has_run, read_manifest
 from pipeline.errors import ConfigError, PipelineError, PlanError
 from pipeline.live.log import LiveLog, engine_seconds, read_live_log
 from pipeline.live.update import Expected, NoDryRun, RunSoFar, run_update

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.dataset.history import RunHistory
+from pipeline.dataset.run_record import RunHistory
 from pipeline.report import charts as chart
 from pipeline.report import series as series
 from pipeline.report.rows import RowFigures

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.dataset.parts import write_run_file
+from pipeline.dataset.run_record import write_run_file
 from pipeline.errors import DriverLostError, PipelineError
 from pipeline.report.page import report_page
 from pipeline.report.report import run_report

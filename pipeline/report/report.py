@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from pipeline.dataset.history import RunHistory, read_history
 from pipeline.dataset.lengths import expected_lengths
-from pipeline.dataset.parts import read_run_file_copy
+from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.live.estimate import RowCounts, config_of, expectation, update
 from pipeline.live.log import LiveLog, read_live_log

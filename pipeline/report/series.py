@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.dataset.history import RunHistory
+from pipeline.dataset.run_record import RunHistory
 from schemas.estimate import Band, LiveReading
 from schemas.live import TimeLeft
 from schemas.progress import slot_of

@@ -1,7 +1,6 @@
 """How far a run is, from the files of its output folder alone."""
 
-from pipeline.dataset.history import read_history
-from pipeline.dataset.parts import check_has_begun, check_has_run
+from pipeline.dataset.run_record import check_has_begun, check_has_run, read_history
 from pipeline.store import lock
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import LIVE_FILE

@@ -12,7 +12,8 @@ from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pipeline.dataset.frozen import FrozenPrompts, frozen_prompts
-from pipeline.dataset.parts import discard, list_canary, list_engine, list_failed, publish
+from pipeline.dataset.parts import discard, publish
+from pipeline.dataset.run_record import list_in_manifest
 from pipeline.live.log import LogKeeper
 from pipeline.quality.canary import broken_by_all, excesses, tally_of, turned_bad
 from pipeline.run.ledger import Ledger, hold_all_but_canary
@@ -126,7 +127,7 @@ class Coordinator:
     @_deaf
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
         if self._ledger.set_aside(key, row):
-            list_failed(self._folder, failed)
+            list_in_manifest(self._folder, failed)
             self._judge_canary()
 
     def give_back(self, key: LeaseKey, first_row: int) -> None:
@@ -275,7 +276,7 @@ class Coordinator:
             shares={excess.name: excess.found for excess in found},
             at_s=time(),
         )
-        list_canary(self._folder, event)
+        list_in_manifest(self._folder, event)
         self.log(f"event=canary_{self._canary} rows={self._canary_tally.num_rows}")
         if not found:
             self._ledger.open_held()
@@ -286,7 +287,7 @@ class Coordinator:
         if report.state not in ("idle", "running") or start in self._listed_engines:
             return
         self._listed_engines.add(start)
-        list_engine(
+        list_in_manifest(
             self._folder,
             EngineRun(
                 worker_id=report.worker_id,
@@ -324,7 +325,7 @@ class Coordinator:
                 attempts=self._plan.config.work.max_shard_losses,
                 failed_at_s=time(),
             )
-            list_failed(self._folder, failed)
+            list_in_manifest(self._folder, failed)
 
     def _progress(self, state: Literal["running", "done", "stopped", "failed"]) -> Progress:
         counts = self._ledger.counts()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline.dataset.done_rows import DoneRows
-from pipeline.dataset.parts import check_columns, check_identity, read_manifest, read_run
 from pipeline.dataset.prompts import history, read_prompts
+from pipeline.dataset.run_record import check_columns, check_identity, read_manifest, read_run
 from pipeline.engines.served import token_counter
 from pipeline.errors import ConfigError
 from pipeline.run.ledger import DONE

@@ -10,19 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.dataset.done_rows import DoneRows, take_back_errors
+from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
 from pipeline.dataset.frozen import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
-from pipeline.dataset.parts import (
-    begin_session,
+from pipeline.dataset.prompts import input_fingerprint, read_prompts
+from pipeline.dataset.recovery import recover
+from pipeline.dataset.run_record import (
     check_columns,
     check_identity,
-    list_canary,
+    list_in_manifest,
     read_manifest,
     read_run,
-    recover,
     write_run,
 )
-from pipeline.dataset.prompts import input_fingerprint, read_prompts
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.quality.canary import Excess, excesses, settings_fingerprint, tally_of
 from pipeline.run.ledger import DONE
@@ -81,10 +80,10 @@ def prepare(
     drift = _disjoint_input(config, parts, marked, accept_drift=accept_drift)
     if retry_errors or retry_flags:
         # After that check: rows that are taken back may be the only ones that the inputs share.
-        row_ids = (row_ids for row_ids, _ in frozen.ids())
-        parts = take_back_errors(
-            folder, record, parts, row_ids, errors=retry_errors, flags=retry_flags, now_s=now_s
+        redo = RowsToRedo(
+            row_ids=frozen.row_ids(), errors=retry_errors, flags=frozenset(retry_flags)
         )
+        parts = take_back(folder, record, parts, redo, now_s=now_s)
         states, marked = _marked(config, frozen, parts)
     drift = _changed_input(config, marked, accept_drift=accept_drift) or drift
     if drift is not None:
@@ -97,7 +96,7 @@ def prepare(
         rows_error=sum(part.num_errors for part in parts),
         rows_outside_input=sum(part.num_rows for part in parts) - marked.num_rows,
     )
-    begin_session(folder, session)
+    list_in_manifest(folder, session)
     record = _with_quality(folder, record, config)
     due = _canary(
         config,
@@ -317,7 +316,7 @@ def _canary(
             shares=shares,
             at_s=now_s,
         )
-        list_canary(folder, told)
+        list_in_manifest(folder, told)
 
     tally = tally_of(manifest.canary_parts) if event is not None else Tally()
     rows_open = session.rows_total - session.rows_done

@@ -29,13 +29,12 @@ import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import completion_table, part_bytes, part_from
+from pipeline.dataset.parts import completion_table, publish, stage_table
 from pipeline.run.session import Prepared, prepare
 from pipeline.store.folder import LocalFolder
-from pipeline.store.run_folder import DATA, MANIFEST_FILE, RUN_FILE
+from pipeline.store.run_folder import RUN_FILE
 from schemas.completion import Completion, Turn
 from schemas.config import RunFile
-from schemas.manifest import event_line
 from schemas.prompt import Message, SamplingParams, content_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,18 +114,8 @@ def write_part(
     ids = pa.array([f"row-{number:08d}" for number in range(start, stop)])
     table = model.slice(0, stop - start).set_column(0, model.schema.field(0), ids)
     name = f"part-{start:09d}.parquet"
-    summary: dict[str, object] = {
-        "run_id": prepared.plan.run_id,
-        "name": name,
-        "worker_id": "w0",
-        "num_errors": 0,
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-    }
-    data = part_bytes(table, summary)
-    folder.write_whole(f"{DATA}/{name}", data)
-    part = part_from(table, summary, len(data))
-    folder.append_line(MANIFEST_FILE, event_line("part", part))
+    part = stage_table(folder, name, table, run_id=prepared.plan.run_id, worker_id="w0")
+    publish(folder, part, now_s=0.0)
 
 
 def pieces(word: str) -> list[str]:

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, models
 from jobs.export import main
 from pipeline.dataset import export
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import list_engine, publish, stage_part
+from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.run_record import list_in_manifest
 from pipeline.run.session import prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
@@ -371,7 +372,7 @@ def test_card_tells_the_launches_of_the_manifest_and_the_rows(
         worker_id="w0", engine="fake", release="1", plan=PLAN, max_running_requests=31,
         ready_at_s=2.0,
     )  # fmt: skip
-    list_engine(run, started)
+    list_in_manifest(run, started)
     exported(run, tmp_path / "d")
     card = (tmp_path / "d" / "README.md").read_text()
     assert "| 1 | fake | 1 | 2 | 1 | 1 | 0.86 | 31 | off | 1 | 119 |" in card

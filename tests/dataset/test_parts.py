@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.dataset import parts as run_parts
-from pipeline.dataset.done_rows import DoneRows, take_back_errors
+from pipeline.dataset import run_record
+from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
+from pipeline.dataset.recovery import Recovery, recover
 from pipeline.errors import ResumeError
 from pipeline.store.folder import Folder, LocalFolder
 from pipeline.store.run_folder import DATA, MANIFEST_FILE, QUARANTINE, RUN_FILE, STAGING
@@ -46,8 +48,8 @@ def fresh(path: Path) -> LocalFolder:
 
 def begun(folder: AnyFolder) -> AnyFolder:
     folder.make()
-    run_parts.write_run(folder, RECORD)
-    run_parts.begin_session(folder, SESSION)
+    run_record.write_run(folder, RECORD)
+    run_record.list_in_manifest(folder, SESSION)
     return folder
 
 
@@ -68,8 +70,8 @@ def published(folder: Folder, name: str, rows: Sequence[Completion]) -> Part:
     return run_parts.publish(folder, staged(folder, name, rows), now_s=2.0)
 
 
-def recovered(folder: Folder) -> run_parts.Recovery:
-    return run_parts.recover(folder, RECORD, now_s=3.0)
+def recovered(folder: Folder) -> Recovery:
+    return recover(folder, RECORD, now_s=3.0)
 
 
 def visible(folder: Folder) -> list[dict[str, object]]:
@@ -89,7 +91,7 @@ def visible_ids(folder: Folder) -> list[object]:
 
 def assert_in_order(folder: Folder) -> None:
     """`data/` holds whole, listed parts and nothing else; what is done is what can be read."""
-    parts = run_parts.read_manifest(folder).parts
+    parts = run_record.read_manifest(folder).parts
     assert folder.names(DATA) == sorted(parts)
     for name, part in parts.items():
         table = table_of(folder, name)
@@ -237,7 +239,7 @@ def test_staged_part_is_not_visible_and_tells_what_it_holds(
 def test_published_part_is_listed_with_its_rows(tmp_path: Path, completion: Build) -> None:
     folder = fresh(tmp_path)
     part = published(folder, "p1", [completion("a"), completion("b", sample_index=1)])
-    assert run_parts.read_manifest(folder).parts == {"p1.parquet": part}
+    assert run_record.read_manifest(folder).parts == {"p1.parquet": part}
     assert part.published_at_s == 2.0
     assert_in_order(folder)
 
@@ -265,14 +267,14 @@ def test_example_is_an_ok_row_where_there_is_any(tmp_path: Path, completion: Bui
 
 def test_run_record_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    assert run_parts.read_run(folder) is None
+    assert run_record.read_run(folder) is None
     record = dataclasses.replace(
         RECORD,
         identity=RunIdentity(settings={"model": "m", "sampling.seed": None, "kept": ["ä"]}),
         accepted_drift=("model: …",),
     )
-    run_parts.write_run(folder, record)
-    assert run_parts.read_run(folder) == record
+    run_record.write_run(folder, record)
+    assert run_record.read_run(folder) == record
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "\xff"])
@@ -280,7 +282,7 @@ def test_run_record_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> No
     folder = LocalFolder(tmp_path)
     folder.write_whole(RUN_FILE, text.encode("latin-1"))
     with pytest.raises(ResumeError, match="not a run record"):
-        run_parts.read_run(folder)
+        run_record.read_run(folder)
 
 
 # -- putting in order
@@ -290,7 +292,7 @@ def test_clean_folder_is_left_as_it_is(tmp_path: Path, completion: Build) -> Non
     folder = fresh(tmp_path)
     parts = (published(folder, "p1", [completion("a")]), published(folder, "p2", [completion("b")]))
     before = folder.read(MANIFEST_FILE)
-    assert recovered(folder) == run_parts.Recovery(parts=parts, reports=())
+    assert recovered(folder) == Recovery(parts=parts, reports=())
     assert folder.read(MANIFEST_FILE) == before
 
 
@@ -318,7 +320,7 @@ def test_cut_off_manifest_line_is_reported_and_its_part_listed_again(
     published(folder, "p1", [completion("a")])
     published(folder, "p2", [completion("b")])
     folder.path(MANIFEST_FILE).write_bytes(folder.read(MANIFEST_FILE)[:-20])
-    assert list(run_parts.read_manifest(folder).parts) == ["p1.parquet"]
+    assert list(run_record.read_manifest(folder).parts) == ["p1.parquet"]
     recovery = recovered(folder)
     assert recovery.reports == ("manifest.jsonl line 3 cannot be read and is left out",)
     assert_in_order(folder)
@@ -331,7 +333,7 @@ def test_manifest_cut_off_at_its_line_feed_loses_nothing(tmp_path: Path, complet
     folder = fresh(tmp_path)
     part = published(folder, "p1", [completion("a")])
     folder.path(MANIFEST_FILE).write_bytes(folder.read(MANIFEST_FILE)[:-1])
-    assert recovered(folder) == run_parts.Recovery(parts=(part,), reports=())
+    assert recovered(folder) == Recovery(parts=(part,), reports=())
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ def test_truncated_part_is_set_aside_and_its_rows_are_open(
     folder.path(f"{DATA}/p1.parquet").write_bytes(data[:size])
     recovery = recovered(folder)
     assert [part.row_ids for part in recovery.parts] == [("c",)]
-    report = "data/p1.parquet is cut off or no parquet file; moved to quarantine/p1.parquet"
+    report = "data/p1.parquet is truncated or not a parquet file; moved to quarantine/p1.parquet"
     assert recovery.reports == (f"{report}; its 2 rows are done again",)
     assert folder.read(f"{QUARANTINE}/p1.parquet") == data[:size]
     assert_in_order(folder)
@@ -468,7 +470,7 @@ def test_listed_part_stays_where_an_unlisted_one_has_its_rows(
     folder.move(f"{STAGING}/earlier-in-order.parquet", f"{DATA}/earlier-in-order.parquet")
     recovery = recovered(folder)
     assert recovery.parts == (part,)
-    assert "holds rows that another part has" in recovery.reports[0]
+    assert "contains rows that another part has" in recovery.reports[0]
     assert_in_order(folder)
 
 
@@ -496,7 +498,7 @@ def test_staged_leftovers_are_published_dropped_or_set_aside(
     recovery = recovered(folder)
     assert [part.row_ids for part in recovery.parts] == [("a", "b"), ("c", "d")]
     assert recovery.reports == (
-        "staging/p5.parquet is cut off or no parquet file; moved to quarantine/p5.parquet",
+        "staging/p5.parquet is truncated or not a parquet file; moved to quarantine/p5.parquet",
     )
     assert folder.names(QUARANTINE) == ["p5.parquet"]
     assert_in_order(folder)
@@ -507,7 +509,7 @@ def test_part_that_holds_a_row_twice_is_set_aside(tmp_path: Path, completion: Bu
     published(folder, "p1", [completion("a"), completion("a")])
     recovery = recovered(folder)
     assert recovery.parts == ()
-    assert "holds rows that another part has" in recovery.reports[0]
+    assert "contains rows that another part has" in recovery.reports[0]
     assert visible(folder) == []
 
 
@@ -528,7 +530,7 @@ def test_samples_of_one_prompt_are_rows_of_their_own(tmp_path: Path, completion:
 def taken_back(folder: Folder) -> tuple[Part, ...]:
     parts = recovered(folder).parts
     row_ids = pa.array([row_id for part in parts for row_id in part.row_ids])
-    return take_back_errors(folder, RECORD, parts, [row_ids], now_s=4.0)
+    return take_back(folder, RECORD, parts, RowsToRedo(row_ids=row_ids), now_s=4.0)
 
 
 def test_error_rows_taken_back_leave_each_id_once(tmp_path: Path, completion: Build) -> None:
@@ -679,7 +681,7 @@ def publishing(folder: Folder, build: Build) -> None:
     part = staged(folder, "p5", [build("r06")])
     run_parts.publish(folder, part, now_s=2.0)
     failed = FailedRow(row_id="r07", sample_index=0, cause="?", attempts=6, failed_at_s=2.0)
-    run_parts.list_failed(folder, failed)
+    run_record.list_in_manifest(folder, failed)
 
 
 def before_recovering(folder: LocalFolder, build: Build) -> None:
@@ -757,7 +759,7 @@ def test_crash_loses_nothing_and_doubles_nothing(
         assert len(set(ids)) == len(ids)
         assert safe <= {row["row_id"] for row in visible(folder) if row["status"] == "ok"}
     if act == "publish":
-        assert set(run_parts.read_manifest(folder).parts) <= set(folder.names(DATA))
+        assert set(run_record.read_manifest(folder).parts) <= set(folder.names(DATA))
     recovery = recovered(folder)
     assert_in_order(folder)
     assert sorted(row_id for part in recovery.parts for row_id in part.row_ids) == visible_ids(
@@ -829,7 +831,7 @@ def test_engines_that_ran_are_listed_in_the_manifest(tmp_path: Path) -> None:
         max_running_requests=31,
         ready_at_s=5.0,
     )
-    run_parts.list_engine(folder, ran)
-    manifest = run_parts.read_manifest(folder)
+    run_record.list_in_manifest(folder, ran)
+    manifest = run_record.read_manifest(folder)
     assert manifest.engines == [ran]
     assert not manifest.unreadable_lines

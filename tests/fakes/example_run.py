@@ -11,15 +11,8 @@ from random import Random
 
 import pyarrow as pa
 
-from pipeline.dataset.parts import (
-    begin_session,
-    list_canary,
-    list_failed,
-    publish,
-    stage_part,
-    write_run,
-    write_run_file,
-)
+from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.run_record import list_in_manifest, write_run, write_run_file
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import LIVE_FILE, READINGS_FILE
@@ -58,9 +51,9 @@ def write_example_run(
         ),
     )
     write_run_file(folder, run_file(folder.root))
-    begin_session(folder, _session(rows_total))
-    list_canary(folder, _canary("begun", 1.0))
-    list_canary(folder, _canary("passed", 4 * part_s))
+    list_in_manifest(folder, _session(rows_total))
+    list_in_manifest(folder, _canary("begun", 1.0))
+    list_in_manifest(folder, _canary("passed", 4 * part_s))
     now_s = BEGAN_AT_S
     for number in range(num_parts):
         now_s = BEGAN_AT_S + (number + 1) * part_s
@@ -74,7 +67,7 @@ def write_example_run(
     failed = FailedRow(
         row_id="hard", sample_index=0, cause="HTTP 503", attempts=6, failed_at_s=now_s
     )
-    list_failed(folder, failed)
+    list_in_manifest(folder, failed)
     row_s = part_s / rows_a_part
     _write_readings(folder, num_parts * part_s, rows_total * row_s, random)
     _write_events(folder, num_parts * part_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.estimate import main
-from pipeline.dataset.parts import begin_session, write_run
+from pipeline.dataset.run_record import list_in_manifest, write_run
 from pipeline.live.estimate import Expectation, RowCounts, expectation, update
 from pipeline.live.eta import LiveEta
 from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log
@@ -428,7 +428,7 @@ def filled_folder(tmp_path: Path) -> LocalFolder:
         session_id="s", started_at_s=1000.0, rows_total=100, rows_done=30, rows_error=0,
         rows_outside_input=0,
     )  # fmt: skip
-    begin_session(folder, session)
+    list_in_manifest(folder, session)
     keeper = LogKeeper.opened(folder, config, now_s=1000.0)
     for number in range(10):
         told = span(engine_age_s=30.0 * number, finished=((60, 1), (90, 1), (120, 1)))

@@ -13,6 +13,7 @@ import yaml
 
 from jobs import regenerate
 from pipeline.dataset import parts as run_parts
+from pipeline.dataset import run_record
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.errors import ResumeError
 from pipeline.quality.canary import broken_by_all, chance_of_as_many, excesses, tally_of, turned_bad
@@ -433,7 +434,7 @@ def test_canary_that_is_whole_has_passed_and_stays_so(
     for _ in range(2):
         again = started(folder)
         assert (again.plan.canary, again.excesses) == (None, ())
-    manifest = run_parts.read_manifest(folder)
+    manifest = run_record.read_manifest(folder)
     assert manifest.canary is not None
     assert manifest.canary.verdict == "passed"
 
@@ -476,7 +477,7 @@ def test_tally_counts_flags_of_good_rows_and_all_turns(
     first = started(folder)
     publish(folder, first, completion, range(3), flags=("looping", "too_short"))
     publish(folder, first, completion, range(3, 5), error=True)
-    parts = run_parts.read_manifest(folder).canary_parts
+    parts = run_record.read_manifest(folder).canary_parts
     assert tally_of(parts) == Tally(
         num_rows=5,
         num_errors=2,
@@ -498,7 +499,7 @@ def test_flagged_rows_are_taken_back_when_that_is_asked(
 
 def test_folder_with_rows_of_an_older_release_is_refused_in_one_line(folder: LocalFolder) -> None:
     started(folder)
-    record = run_parts.read_run(folder)
+    record = run_record.read_run(folder)
     assert record is not None
     old = json.loads(replace(record).to_json())
     del old["columns"], old["quality"]

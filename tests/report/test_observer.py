@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.parts import read_run_file_copy
+from pipeline.dataset.run_record import read_run_file_copy
 from pipeline.errors import ConfigError, DriverLostError, EngineError
 from pipeline.report.observer import Observer
 from pipeline.report.webhook import Notice, Webhook, webhook_of

@@ -15,8 +15,8 @@ import pytest
 
 from jobs.report import main
 from jobs.status import as_json as status_json
-from pipeline.dataset.history import read_history
-from pipeline.dataset.parts import begin_session, list_engine, publish, read_manifest, stage_part
+from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.run_record import list_in_manifest, read_history, read_manifest
 from pipeline.live.estimate import folder_update
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.page import report_page
@@ -273,8 +273,8 @@ def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Pat
     write_example_run(folder, num_parts=6)
     folder.remove(READINGS_FILE)
     for number, cap in enumerate((24, 20, 12)):
-        list_engine(folder, engine_run(f"w{number}", 99))
-        list_engine(folder, engine_run(f"w{number}r1", cap))
+        list_in_manifest(folder, engine_run(f"w{number}", 99))
+        list_in_manifest(folder, engine_run(f"w{number}r1", cap))
     found = run_report(folder, now_s=BEGAN_AT_S + 700, state="running")
     assert "cap 56 last" in parsed(report_page(found)).text
     (row,) = [row for row in found.figures.plan if row.name.startswith("requests in an engine")]
@@ -423,7 +423,7 @@ def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     session = replace(read_manifest(folder).sessions[0], session_id="s2", started_at_s=now_s + 100)
-    begin_session(folder, session)
+    list_in_manifest(folder, session)
     lines = [f"event=engine_ready worker=w{n}" for n in range(3)]
     events = [event_of(line, now_s=now_s + 110) for line in lines]
     append_events(folder, [event for event in events if event is not None])

@@ -19,7 +19,9 @@ import pytest
 
 from jobs.status import main
 from pipeline.dataset import parts as run_parts
-from pipeline.dataset.done_rows import take_back_errors
+from pipeline.dataset import run_record
+from pipeline.dataset.done_rows import RowsToRedo, take_back
+from pipeline.dataset.recovery import recover
 from pipeline.errors import ConfigError
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.status import run_status
@@ -73,7 +75,7 @@ LIVE = Progress(
 def folder(tmp_path: Path) -> LocalFolder:
     folder = LocalFolder(tmp_path / "out")
     folder.make()
-    run_parts.write_run(folder, RECORD)
+    run_record.write_run(folder, RECORD)
     return folder
 
 
@@ -94,7 +96,7 @@ def begin(
         rows_error=0,
         rows_outside_input=rows_outside_input,
     )
-    run_parts.begin_session(folder, session)
+    run_record.list_in_manifest(folder, session)
 
 
 def publish(folder: LocalFolder, name: str, rows: Sequence[Completion], *, now_s: float) -> None:
@@ -115,7 +117,7 @@ def fail(
     row = FailedRow(
         row_id=row_id, sample_index=sample_index, cause=cause, attempts=6, failed_at_s=1.0
     )
-    run_parts.list_failed(folder, row)
+    run_record.list_in_manifest(folder, row)
 
 
 def write_live(
@@ -170,10 +172,10 @@ def test_part_that_recovery_lists_again_counts_once(folder: LocalFolder, complet
     publish(folder, "p2", [completion("c")], now_s=1011.0)
     data = folder.read("data/p2.parquet")
     folder.remove("data/p2.parquet")
-    run_parts.recover(folder, RECORD, now_s=1020.0)
+    recover(folder, RECORD, now_s=1020.0)
     assert status_at(folder, 1020.0).rows_done == 2
     folder.write_whole("data/p2.parquet", data)
-    run_parts.recover(folder, RECORD, now_s=1030.0)
+    recover(folder, RECORD, now_s=1030.0)
     assert status_at(folder, 1030.0).rows_done == 3
 
 
@@ -181,9 +183,9 @@ def test_error_rows_taken_back_count_no_more(folder: LocalFolder, completion: Bu
     begin(folder)
     publish(folder, "p1", [completion("a"), completion("b", error=True)], now_s=1010.0)
     publish(folder, "p2", [completion("c", error=True)], now_s=1011.0)
-    parts = run_parts.recover(folder, RECORD, now_s=1020.0).parts
+    parts = recover(folder, RECORD, now_s=1020.0).parts
     row_ids = pa.array([row_id for part in parts for row_id in part.row_ids])
-    take_back_errors(folder, RECORD, parts, [row_ids], now_s=1020.0)
+    take_back(folder, RECORD, parts, RowsToRedo(row_ids=row_ids), now_s=1020.0)
     status = status_at(folder, 1020.0)
     assert (status.rows_done, status.rows_error, status.completion_tokens) == (1, 0, 3)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.done_rows import DoneRows
-from pipeline.dataset.parts import write_run
+from pipeline.dataset.run_record import write_run
 from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.parts import read_manifest
+from pipeline.dataset.run_record import read_manifest
 from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.util.metrics import Counter, Gauge
 
-from pipeline.dataset.history import read_history
+from pipeline.dataset.run_record import read_history
 from pipeline.report.status import run_status
 from pipeline.run.metrics import EXPORTED, METRICS, RunMetrics
 from pipeline.store import lock

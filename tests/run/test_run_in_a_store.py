@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from jobs import export, report, status
-from pipeline.dataset.parts import read_manifest
+from pipeline.dataset.run_record import read_manifest
 from pipeline.store.bucket import open_folder
 from pipeline.store.object_store import place
 from tests.dataset.test_parts import table_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
-from pipeline.dataset.parts import publish, read_manifest, read_run, stage_part
+from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.run_record import read_manifest, read_run
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.run.ledger import DONE, PENDING
 from pipeline.run.session import Prepared, prepare

@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 from jobs import export, regenerate
-from pipeline.dataset.parts import read_manifest
+from pipeline.dataset.run_record import read_manifest
 from pipeline.dataset.sources import input_files
 from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
 from pipeline.store import lock

@@ -1,0 +1,142 @@
+"""Recovery: put an output folder in order after any crash.
+
+Invariant: afterwards `data/` contains complete parts of this run and nothing else, each listed, and
+no row is in two of them. A listed part outranks an unlisted one. Whatever else is found goes to
+`quarantine/`, where nothing is ever deleted.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pipeline.dataset.parts import discard, footer_of, part_from, publish, unlist
+from pipeline.dataset.run_record import list_in_manifest, read_manifest
+from pipeline.store.folder import Folder
+from pipeline.store.parquet import opened_parquet
+from pipeline.store.run_folder import DATA, MANIFEST_FILE, QUARANTINE, STAGING
+from schemas.manifest import Part, RunManifest, RunRecord
+
+_RowKey = str | tuple[str, int]
+"""A row id, with its sample index unless that is 0: a million bare strings use half the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The published parts of a folder in order, and what had to be mended."""
+
+    parts: tuple[Part, ...]
+    reports: tuple[str, ...]
+    """One line for each thing that a clean stop does not leave behind."""
+
+
+def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
+    """Publish complete parts in `staging/`, whose rows are finished, and quarantine foreign files.
+
+    Parts that are listed but missing or damaged are unlisted, so that their rows are done again.
+    """
+    folder.end_last_line(MANIFEST_FILE)
+    manifest = read_manifest(folder)
+    run = _Recovering(folder=folder, record=record, now_s=now_s)
+    run.reports += [
+        f"{MANIFEST_FILE} line {number} cannot be read and is left out"
+        for number in manifest.unreadable_lines
+    ]
+    run.check_published(manifest)
+    run.publish_staged()
+    return Recovery(parts=tuple(run.parts), reports=tuple(run.reports))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Recovering:
+    folder: Folder
+    record: RunRecord
+    now_s: float
+    parts: list[Part] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
+    claimed: set[_RowKey] = field(default_factory=set)
+    """Rows of `parts`."""
+
+    def check_published(self, manifest: RunManifest) -> None:
+        present = self.folder.sizes(DATA)
+        for name, part in manifest.parts.items():
+            if name not in present:
+                unlist(self.folder, name)
+                self.reports.append(
+                    f"{DATA}/{name} is listed but gone; its {part.num_rows} rows are done again"
+                )
+        # Listed parts first: of a part and its copy, the listed one stays.
+        for name in sorted(present, key=lambda name: (name not in manifest.parts, name)):
+            self._check(name, present[name], manifest.parts.get(name))
+
+    def _check(self, name: str, size_bytes: int, listed: Part | None) -> None:
+        if listed and listed.size_bytes == size_bytes and self._claim(listed):
+            self.parts.append(listed)
+            return
+        path = f"{DATA}/{name}"
+        part = self._own_part(path)
+        if not isinstance(part, Part):
+            self._quarantine(path, part, listed)
+        elif not self._claim(part):
+            self._quarantine(path, "contains rows that another part has", listed)
+        else:
+            adopted = dataclasses.replace(part, published_at_s=self.now_s)
+            list_in_manifest(self.folder, adopted)
+            self.parts.append(adopted)
+            if listed:
+                self.reports.append(f"{path} was listed again from its rows")
+
+    def publish_staged(self) -> None:
+        for name in self.folder.names(STAGING):
+            path = f"{STAGING}/{name}"
+            if name.endswith(".tmp"):
+                self.folder.remove(path)
+                continue
+            part = self._own_part(path)
+            if not isinstance(part, Part):
+                self._quarantine(path, part, None)
+            elif self._claim(part):
+                self.parts.append(publish(self.folder, part, now_s=self.now_s))
+            else:
+                # The same rows were published under a later lease.
+                discard(self.folder, part)
+
+    def _claim(self, part: Part) -> bool:
+        """Claim the part's rows, all or none; False when one of them is claimed already."""
+        pairs = zip(part.row_ids, part.sample_indexes, strict=True)
+        keys: set[_RowKey] = {(row_id, sample) if sample else row_id for row_id, sample in pairs}
+        if len(keys) < part.num_rows or not self.claimed.isdisjoint(keys):
+            return False
+        self.claimed |= keys
+        return True
+
+    def _own_part(self, path: str) -> Part | str:
+        """The part in a file, from its footer and rows, or why it is not a part of this run."""
+        try:
+            with opened_parquet(self.folder, path) as file:
+                footer = footer_of(file)
+                if footer is None:
+                    return "is not a part of this run"
+                table = file.read(columns=["row_id", "sample_index", "content_hash"])
+            if footer["run_id"] != self.record.run_id:
+                return "belongs to another run"
+            if footer["name"] != path.rpartition("/")[2]:
+                return f"is a copy of {footer['name']}"
+            return part_from(table, footer, self.folder.size_bytes(path))
+        except (pa.ArrowException, OSError, ValueError):
+            return "is truncated or not a parquet file"
+        except (KeyError, TypeError):
+            # It has our footer key, and a footer or columns that are not ours.
+            return "is not a part of this run"
+
+    def _quarantine(self, path: str, why: str, listed: Part | None) -> None:
+        name = path.rpartition("/")[2]
+        self.folder.make(QUARANTINE)
+        target, number = f"{QUARANTINE}/{name}", 1
+        while self.folder.exists(target):
+            target, number = f"{QUARANTINE}/{name}.{number}", number + 1
+        self.folder.move(path, target)
+        if listed:
+            unlist(self.folder, name)
+        again = f"; its {listed.num_rows} rows are done again" if listed else ""
+        self.reports.append(f"{path} {why}; moved to {target}{again}")
