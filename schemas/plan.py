@@ -226,7 +226,6 @@ class ModelFacts:
     uses_mla: bool
     sparse_topk_tokens: int
     """Cached tokens that a step attends to; 0 where it attends to all."""
-    tied_embeddings: bool
     cache: KvLayout
     state: StateLayout
     vision: NoVision | Vision

@@ -101,7 +101,6 @@ def _facts(
         context_length=fields.need("max_position_embeddings", "seq_length", "max_seq_len"),
         uses_mla=isinstance(cache, MlaCache | SparseMlaCache),
         sparse_topk_tokens=_sparse_topk(fields, cache),
-        tied_embeddings=_tied(fields),
         cache=cache,
         state=state,
         vision=_vision(fields),
@@ -180,13 +179,6 @@ def _block_kv_group(block: Mapping[str, Any]) -> int:
 def _head_dim(fields: ConfigFields) -> int:
     given = fields.number("head_dim", "attention_head_dim")
     return given or fields.need("hidden_size") // fields.need("num_attention_heads")
-
-
-def _tied(fields: ConfigFields) -> bool:
-    tied = fields.get("tie_word_embeddings")
-    if tied is None:
-        return str(fields.get("model_type", default="")).startswith("gemma")
-    return bool(tied)
 
 
 # --- what a token leaves behind ---------------------------------------------------------------

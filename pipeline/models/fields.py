@@ -23,16 +23,6 @@ class ConfigFields:
         self._whole = config
         self._text = _text_part(config)
 
-    @property
-    def text(self) -> Mapping[str, Any]:
-        """The part that describes the language model."""
-        return self._text
-
-    @property
-    def wrapped(self) -> bool:
-        """Whether the language model sits inside a multimodal config."""
-        return self._text is not self._whole
-
     def architecture(self) -> str:
         """The class that SGLang loads: the wrapper's, when there is one."""
         for part in (self._whole, self._text):

@@ -26,12 +26,11 @@ _HUB_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What was found about a model, and where."""
+    """A model's config and what lies next to it."""
 
     config: Mapping[str, Any]
     hf_quant: Mapping[str, Any] | None
     checkpoint_bytes: int
-    source: str
 
 
 def load_model(
@@ -76,10 +75,10 @@ def read_model(path: Path) -> ModelFiles:
     quant = next((_read(p) for p in beside if p.exists() and path.name != p.name), None)
     if beside[0].exists() and path.name != "config.json":
         quant = _read(beside[1]) if beside[1].exists() else None
-    return ModelFiles(config=_read(path), hf_quant=quant, checkpoint_bytes=0, source=str(path))
+    return ModelFiles(config=_read(path), hf_quant=quant, checkpoint_bytes=0)
 
 
-def find_model(name: str, *, hub: bool = True) -> ModelFiles:
+def find_model(name: str) -> ModelFiles:
     """By name: a local path, the catalogue, the hub's cache, then the hub itself."""
     if Path(name).is_dir() and (Path(name) / "config.json").exists():
         return _from_folder(Path(name))
@@ -89,7 +88,7 @@ def find_model(name: str, *, hub: bool = True) -> ModelFiles:
     cached = _hub_cache(name)
     if cached is not None:
         return _from_folder(cached)
-    if hub and "/" in name:
+    if "/" in name:
         found_online = _from_hub(name)
         if found_online is not None:
             return found_online
@@ -120,7 +119,6 @@ def _from_folder(folder: Path) -> ModelFiles:
         config=_read(config),
         hf_quant=_read(quant) if quant.exists() else None,
         checkpoint_bytes=_checkpoint_bytes(folder),
-        source=str(folder),
     )
 
 
@@ -168,7 +166,6 @@ def catalogue_files(key: str) -> ModelFiles:
         config=found["config"],
         hf_quant=found.get("quant"),
         checkpoint_bytes=0,
-        source=f"catalogue: {key}",
     )
 
 
@@ -216,7 +213,6 @@ def _from_hub(name: str) -> ModelFiles | None:
         config=config,
         hf_quant=_download(name, "hf_quant_config.json"),
         checkpoint_bytes=int(total),
-        source=f"{_HUB}/{name}",
     )
 
 

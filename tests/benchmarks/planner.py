@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.rate.search import HardwareOption, SearchLimits, best_plans
@@ -20,7 +19,7 @@ _MODEL = "Qwen/Qwen3.6-27B"
 
 
 def main() -> int:
-    model = model_facts(_MODEL, find_model(_MODEL, hub=False).config)
+    model = load_model(_MODEL)
     gpu = gpu_named("rtx-pro-6000")
     line = "--mem-fraction-static 0.8 --speculative-algorithm EAGLE --disable-radix-cache"
     flags, base = parse_launch_line(line.split()), parse_launch_line(["--model-path", _MODEL])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines.ladder import MOST_STEPS, Again, LadderBasis, Step, Stop, Tried, next_step
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.sglang.calibration import calibration_of
@@ -26,9 +25,7 @@ MTP = (
 
 
 def setting(model: str = QWEN, gpu: str = "rtx-pro-6000", **changes: object) -> LadderBasis:
-    files = find_model(model, hub=False)
-    facts = model_facts(model, files.config, hf_quant=files.hf_quant)
-    values = {"model": facts, "gpu": gpu_named(gpu), "num_gpus": 1, "version": "0.5.23"}
+    values = {"model": load_model(model), "gpu": gpu_named(gpu), "num_gpus": 1, "version": "0.5.23"}
     return LadderBasis(**values | changes)  # type: ignore[arg-type]
 
 

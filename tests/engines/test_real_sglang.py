@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.dataset.frozen import FrozenPrompts
 from pipeline.engines.served import ServedEngine
-from pipeline.planner.sglang.failures import figures, notes
+from pipeline.planner.sglang.failures import figures
 from pipeline.planner.sglang.metrics import EngineCounters, engine_counters, engine_load
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
@@ -329,7 +329,7 @@ def assert_slots_hold_requests_back(
     launch = engine.log_path.read_text()
     found = figures(launch)
     assert found is not None
-    assert notes(launch).requests_capped_to == cap
+    assert re.search(rf"max_running_requests .*\bto {cap}\b", launch)
     assert found.state_slots == STATE_SLOTS
     assert found.max_running_requests == cap
     assert engine.max_running_requests == cap

@@ -118,7 +118,7 @@ def case_model(row: dict[str, Any]) -> ModelFacts:
     files = (
         catalogue_files(config)
         if isinstance(config, str)
-        else ModelFiles(config=config, hf_quant=None, checkpoint_bytes=0, source="the case")
+        else ModelFiles(config=config, hf_quant=None, checkpoint_bytes=0)
     )
     return model_facts(
         row["model"],

@@ -21,7 +21,6 @@ _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _BEGIN = re.compile(rf"Load weight begin\. avail mem={_NUMBER} GB")
 _END = re.compile(rf"Load weight end\..*?avail mem={_NUMBER} GB(?:, mem usage={_NUMBER} GB)?")
 _GRAPH = re.compile(rf"Capture .*?(?:CUDA|cuda) graph end\..*?mem usage={_NUMBER} GB")
-_POOL_END = re.compile(rf"Memory pool end\. avail mem={_NUMBER} GB")
 _TOKENS = re.compile(r"max_total_num_tokens=(\d+)")
 _KV_TOKENS = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
 _SLOTS = re.compile(r"max_mamba_cache_size: (\d+)")
@@ -37,7 +36,6 @@ class LogReadings:
     weights_gib: float | None
     draft_weights_gib: float | None
     graphs_gib: float | None
-    free_after_pools_gib: float | None
     max_total_num_tokens: int | None
     state_slots: int | None
     max_running_requests: int | None
@@ -65,14 +63,12 @@ def readings(log: str) -> LogReadings:
     weights = [loads[0] for loads in ends if loads]
     drafts = [loads[1] for loads in ends if len(loads) > 1]
     graphs = [sum(_floats(_GRAPH, lines)) for lines in ranks if _GRAPH.search(lines)]
-    pool_ends = [value for lines in ranks for value in _floats(_POOL_END, lines)[:1]]
     found = LogReadings(
         # SGLang sizes its pools by the rank with the least free memory.
         free_before_load_gib=min(free, default=None),
         weights_gib=max(weights, default=None),
         draft_weights_gib=max(drafts, default=None),
         graphs_gib=max(graphs, default=None),
-        free_after_pools_gib=min(pool_ends, default=None),
         max_total_num_tokens=_last(_TOKENS, log) or _first(_KV_TOKENS, log),
         state_slots=_first(_SLOTS, log),
         max_running_requests=_last(_REQUESTS, log),

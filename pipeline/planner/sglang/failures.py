@@ -64,15 +64,6 @@ class Cause:
     """The flag that was refused, without dashes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
-    """Lines that look like trouble and are none: SGLang tells what it settled for."""
-
-    requests_reset_to: int | None
-    requests_capped_to: int | None
-    graph_gib: float | None
-
-
 # -- figures
 
 
@@ -88,24 +79,6 @@ def last_launch(log: str) -> str:
     """The log from the last start on."""
     mark = log.rfind(f"\n{LAUNCH_MARK}")
     return log[mark + 1 :] if mark >= 0 else log
-
-
-def notes(log: str) -> Notes:
-    """What the engine settled for, told in warnings."""
-    text = last_launch(log)
-    reset = re.search(r"Max running requests is reset to (\d+)", text)
-    capped = re.search(
-        r"max_running_requests (?:is capped to|was reduced from the requested \d+ to) (\d+)", text
-    )
-    graphs = [float(found[1]) for found in _CAPTURE_END_USAGE.finditer(text)]
-    return Notes(
-        requests_reset_to=int(reset[1]) if reset else None,
-        requests_capped_to=int(capped[1]) if capped else None,
-        graph_gib=round(sum(graphs), 2) if graphs else None,
-    )
-
-
-_CAPTURE_END_USAGE = re.compile(r"Capture .*?(?:CUDA|cuda) graph end\..*?mem usage=(\d+\.?\d*) GB")
 
 
 # -- the cause

@@ -45,7 +45,6 @@ class ReleaseRules:
     # arg_groups/memory_hook.py: the tier of 20-35 GiB cards
     small_card_chunk: int
     small_card_graph_bs: tuple[int, int]
-    unknown_card_fraction: float
     graphs_follow_requests: bool
     # mem_cache: DSV4PoolConfigurator
     v4_c128_state: Literal["per_token", "fixed"]
@@ -89,7 +88,6 @@ _0_5_10 = ReleaseRules(
     latent_prefill_graphs=True,
     small_card_chunk=2048,
     small_card_graph_bs=(24, 80),
-    unknown_card_fraction=0.88,
     graphs_follow_requests=False,
     v4_c128_state="per_token",
     v4_padded_pages=False,
@@ -124,7 +122,6 @@ _0_5_14 = _changed(
     auto_mamba_strategy="extra_buffer",
     speculation_needs_extra_buffer=False,
     requests_clamped_by="half_tokens",
-    unknown_card_fraction=0.95,
     swa_request_cap=True,
     spec_v2_switch=False,
 )

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.lengths.contexts import mean_context_tokens
 from pipeline.planner.lengths.lengths import output_lengths
@@ -22,8 +21,7 @@ MEAN_TOKENS = 2529
 
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue."""
-    found = find_model(name, hub=False)
-    return model_facts(name, found.config, hf_quant=found.hf_quant)
+    return load_model(name)
 
 
 def qwen(gpu: str, running: float, *, cv: float = 0.0, accept_length: float | None = None) -> Rate:

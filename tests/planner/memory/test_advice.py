@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
@@ -17,8 +16,7 @@ MTP = (
 
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue."""
-    found = find_model(name, hub=False)
-    return model_facts(name, found.config, hf_quant=found.hf_quant)
+    return load_model(name)
 
 
 def planned(

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.models.facts import model_facts
-from pipeline.models.files import catalogue_names, find_model
+from pipeline.models.files import catalogue_names, load_model
 from pipeline.models.formats import bytes_per_param, checkpoint_format, name_format
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import RefusedPlan, plan_launch
@@ -18,8 +18,7 @@ from schemas.units import GIB
 
 def facts(name: str, weights_format: str | None = None) -> ModelFacts:
     """A model of the catalogue."""
-    found = find_model(name, hub=False)
-    return model_facts(name, found.config, hf_quant=found.hf_quant, weights_format=weights_format)
+    return load_model(name, weights_format=weights_format)
 
 
 def params(model: ModelFacts) -> float:

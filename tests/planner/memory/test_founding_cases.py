@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.sglang.flags import parse_launch_line
@@ -18,10 +17,8 @@ MTP = (
 
 def plan(model: str, version: str, line: str, calibration: Calibration | None = None) -> LaunchPlan:
     """The forecast on RTX PRO 6000 cards."""
-    found = find_model(model, hub=False)
-    facts = model_facts(model, found.config, hf_quant=found.hf_quant)
     made = plan_launch(
-        facts,
+        load_model(model),
         gpu_named("rtx-pro-6000"),
         parse_launch_line(line.split()),
         version=version,

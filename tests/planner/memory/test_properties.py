@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named, gpu_of_memory, gpu_with_memory
 from pipeline.planner.memory.plan import RefusedPlan, plan_launch
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
@@ -29,8 +28,7 @@ _FACTS: dict[str, ModelFacts] = {}
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue, read once."""
     if name not in _FACTS:
-        found = find_model(name, hub=False)
-        _FACTS[name] = model_facts(name, found.config, hf_quant=found.hf_quant)
+        _FACTS[name] = load_model(name)
     return _FACTS[name]
 
 

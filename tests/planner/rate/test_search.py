@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.rate.search import (
@@ -23,8 +22,7 @@ MAY_CHANGE_OUTPUT = SearchLimits(kv_dtype=True, state_dtype=True)
 
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue."""
-    found = find_model(name, hub=False)
-    return model_facts(name, found.config, hf_quant=found.hf_quant)
+    return load_model(name)
 
 
 def option(gpu: str, count: int) -> HardwareOption:

@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.models.facts import model_facts
-from pipeline.models.files import find_model
+from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import RefusedPlan, plan_launch
 from pipeline.planner.sglang.defaults import decode_buckets, prefill_buckets
@@ -29,8 +28,7 @@ def test_json_behind_an_equals_sign_stays_as_it_is(flag: str) -> None:
 
 def facts(name: str) -> ModelFacts:
     """A model of the catalogue."""
-    found = find_model(name, hub=False)
-    return model_facts(name, found.config, hf_quant=found.hf_quant)
+    return load_model(name)
 
 
 def planned(
