@@ -307,7 +307,7 @@ def _generate(
         cluster.hire_all()
         with display(session.rows_total, session.rows_done) as show:
             ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
-        if ending in ("stopped", "bad_canary") or folder.is_elsewhere:
+        if ending in ("stopped", "bad_canary") or folder.is_remote:
             cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
         final = cluster.close("stopped" if ending == "bad_canary" else ending)
         if ending == "bad_canary":
@@ -492,7 +492,7 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     _check_quality(config)
     _check_events(config)
     folder = open_folder(config.output.folder)
-    if folder.is_elsewhere:
+    if folder.is_remote:
         # Of a store it is only looked up whether there is such a bucket.
         _make_folder(folder)
     found = dry_run(config, folder)

@@ -75,7 +75,7 @@ def input_files(config: PromptsConfig) -> list[InputFile]:
     if not is_url(config.path) and not Path(config.path).exists():
         return []
     store = open_place(config.path)
-    top = store.first_entry()
+    top = store.root_entry()
     if top is not None and top.is_file:
         file = _input_file(store, top, ".")
         if file.suffix not in _KNOWN_ENDINGS:

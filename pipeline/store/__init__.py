@@ -1,1 +1,1 @@
-"""Files wherever they are, on a disk or in an object store: written whole, locked, appended."""
+"""Folders on a disk or in an object store: atomic writes, appended lines, and the driver's lock."""

@@ -1,18 +1,17 @@
-"""An output folder in an object store, and the way to open a folder of either kind.
+"""StoreFolder: an output folder in an object store; `open_folder` opens a folder of either kind.
 
-A store has no rename, no append and no lock. What stands in for them:
+A store has no rename, append or lock. They are replaced as follows:
 
-- A file is an object, which appears whole when its upload is completed, in place of the old one.
-- `move` copies within the store and then removes the source. A process that dies between the two
-  leaves both: whoever puts the folder in order finds the rows of the source published and drops
-  it.
-- Appended lines are a journal: the objects under `NAME/`, in the order of their names. Each belongs
-  to one writer, who puts it anew with every line until it holds a megabyte, and then begins the
-  next. Two writers never write one object, so that no line is lost, even while one takes over.
-- `create` needs no condition on the write, which not every store has, but a store that shows at
-  once what was written, as S3, GCS and Azure do. Each caller lays a claim, and is told True only if
-  it then sees no other's claim and no file. Of two callers the later claim sees the earlier one, or
-  the file that came of it.
+- A file is an object. It appears, or replaces the old one, when its upload completes.
+- `move` copies within the store and then removes the source. A process that dies in between leaves
+  both; recovery finds the rows of the source published and drops it.
+- Appended lines form a journal: the objects under `NAME/`, in the order of their names. Each object
+  belongs to one writer, which uploads it again with every line until it has a megabyte, and then
+  starts the next. Two writers never write the same object, so no line is lost during a take-over.
+- `create` does not need conditional writes, which not every store has, but read-after-write
+  consistency, as S3, GCS and Azure have it. Each caller writes a claim, and gets True only if it
+  then finds no other claim and no file. Of two callers, the later claim finds the earlier one, or
+  the file that resulted from it.
 """
 
 import hashlib
@@ -33,21 +32,22 @@ from pipeline.errors import ConfigError
 from pipeline.store.folder import CLAIMS, Folder, LocalFolder
 from pipeline.store.object_store import Store, open_store, place
 from schemas.config import is_url
+from schemas.units import MIB
 
-_JOURNAL_OBJECT_BYTES = 2**20
-# The manifest of 900,000 rows is about 72 MB: as many objects, and half a megabyte a publication.
-_AT_ONCE = 8
-_KEPT_LOG_BYTES = 2**20
+# The manifest of 900,000 rows has about 72 MB: 72 objects, and half a megabyte per publication.
+_JOURNAL_OBJECT_BYTES = MIB
+_PARALLEL_READS = 8
+_KEPT_LOG_BYTES = MIB
 
-
+# How long coordinator and workers retry a request. Longer than most outages: a run that ends loses
+# the rows in flight.
 WORKING_PATIENCE_S = 600.0
-"""Of coordinator and workers. Longer than most outages: a run that ends costs what is in flight."""
 
 
 def open_folder(where: str | Path, *, patience_s: float | None = None) -> Folder:
-    """A path, or the URL of a prefix such as `s3://bucket/run`.
+    """Open a path, or the URL of a prefix such as `s3://bucket/run`.
 
-    `patience_s` is for how long a request to a store that fails is tried again.
+    A failed request to a store is retried for `patience_s`.
     Raises ConfigError for a URL that names no store.
     """
     text = str(where)
@@ -60,16 +60,16 @@ def open_folder(where: str | Path, *, patience_s: float | None = None) -> Folder
 
 
 class StoreFolder(Folder):
-    """A prefix of a bucket. Of one writer: a copy for another process is opened anew."""
+    """A prefix of a bucket. Each instance is one writer; pickling it opens another."""
 
     settle_s: ClassVar[float] = 3.0
-    is_elsewhere: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = True
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._writer = uuid.uuid4().hex[:8]
+        # Journal → name and content of its object that is being filled.
         self._journals: dict[str, tuple[str, bytes]] = {}
-        # Of each journal: the name of the object that is being filled, and what it holds.
         self._appending = Lock()
 
     def __reduce__(self) -> tuple[Callable[[str], Folder], tuple[str]]:
@@ -86,7 +86,7 @@ class StoreFolder(Folder):
         return None if self._store.has_bucket() else f"there is no bucket {self._store.bucket!r}"
 
     def make(self, name: str = ".") -> None:
-        """Nothing is to be made; that there is such a bucket is looked up."""
+        """Check that the bucket exists; prefixes need not be created."""
         if name == "." and (fault := self.fault()) is not None:
             raise ConfigError(f"{self.where}: {fault}")
 
@@ -119,8 +119,8 @@ class StoreFolder(Folder):
             yield from _whole_lines(self.read(name))
             return
         objects = iter(self.names(name))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            while batch := list(islice(objects, _AT_ONCE)):
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            while batch := list(islice(objects, _PARALLEL_READS)):
                 paths = [f"{name}/{each}" for each in batch]
                 for data in pool.map(self._read_journal_object, paths):
                     yield from _whole_lines(data)
@@ -143,18 +143,18 @@ class StoreFolder(Folder):
 
     def append_line(self, name: str, line: bytes) -> None:
         with self._appending:
-            current, held = self._journals.get(name, ("", b""))
-            if not current or len(held) + len(line) > _JOURNAL_OBJECT_BYTES:
-                current, held = self._next_journal_object(name), b""
-            held += line
-            self.write_whole(f"{name}/{current}", held)
-            self._journals[name] = (current, held)
+            current, content = self._journals.get(name, ("", b""))
+            if not current or len(content) + len(line) > _JOURNAL_OBJECT_BYTES:
+                current, content = self._next_journal_object(name), b""
+            content += line
+            self.write_whole(f"{name}/{current}", content)
+            self._journals[name] = (current, content)
 
     def end_last_line(self, name: str) -> None:
-        """None is ever cut off."""
+        """Do nothing: objects are never truncated."""
 
     def replace_lines(self, name: str, lines: Sequence[bytes]) -> None:
-        """The new lines first: a process that dies here leaves lines twice, and loses none."""
+        """Write the new lines first: a process that dies here duplicates lines, and loses none."""
         data = b"".join(line + b"\n" for line in lines)
         with self._appending:
             older, current = self.names(name), self._next_journal_object(name)
@@ -178,7 +178,7 @@ class StoreFolder(Folder):
         return Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}" / own / name
 
     def keep_local(self, name: str) -> None:
-        """The last megabyte, when there is anything."""
+        """Upload the last megabyte of the file, if it exists."""
         path = self.local_file(name)
         if not path.exists():
             return
@@ -192,7 +192,7 @@ class StoreFolder(Folder):
         try:
             return self.read(name)
         except FileNotFoundError:
-            # Replaced since the names were read: what took its place comes after it.
+            # Replaced since the names were listed: the object that replaced it comes later.
             return b""
 
     def _next_journal_object(self, name: str) -> str:

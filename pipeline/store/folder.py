@@ -1,121 +1,122 @@
-"""The one door to the files of an output folder, on a file system or in an object store.
+"""Folder: the protocol for the files of an output folder, and its file-system version.
 
-Every name is relative to the folder. A file is written whole or not at all, and is there for all
-to read when the call returns; a line is appended whole or is a cut-off last line that readers leave
-out. This module knows nothing of what the bytes mean. `pipeline.store_folder` opens either kind.
+All names are relative to the folder. A file is written whole or not at all, and every process can
+read it when the call returns. A line is appended whole, or is a truncated last line that readers
+skip. `pipeline.store.bucket` has the version for object stores, and opens either.
 """
 
 import os
 import shutil
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+# Suffix of the sub-folder next to a file in which the callers of `create` leave their claims.
 CLAIMS = "claims"
-"""Ending of the sub-folder beside a file in which those who `create` it lay their claims."""
 
 
-class Folder(ABC):
-    """A folder, wherever it is. Reading what is not there raises FileNotFoundError."""
+class Folder(Protocol):
+    """A folder on a disk or in a store. Reading a missing file raises FileNotFoundError."""
 
     settle_s: ClassVar[float]
-    """After so long a write of another process that had begun before is seen."""
-    is_elsewhere: ClassVar[bool]
-    """Whether `local_file` is outside the folder, and `keep_local` has to bring it there."""
+    """Time after which a write that another process has begun is visible."""
+    is_remote: ClassVar[bool]
+    """True where `local_file` is outside the folder, and `keep_local` copies it in."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """Path or URL, from which another process opens the same folder; holds no secret."""
+        """Path or URL with which another process opens the same folder; it contains no secret."""
 
     def place(self, name: str) -> str:
-        """A file of the folder as people are told of it."""
+        """Path or URL of a file, for messages."""
         return f"{self.where}/{name}"
 
     @abstractmethod
     def fault(self) -> str | None:
-        """Why there is no such folder to read, where that can be told."""
+        """Explain why the folder cannot be read; None when it can, or that is unknown."""
 
     @abstractmethod
-    def make(self, name: str = ".") -> None: ...
+    def make(self, name: str = ".") -> None:
+        """Create a sub-folder and its parents."""
 
     @abstractmethod
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+    def exists(self, name: str) -> bool: ...
 
     @abstractmethod
     def size_bytes(self, name: str) -> int: ...
 
     @abstractmethod
     def names(self, name: str = ".") -> list[str]:
-        """Names of the entries of a sub-folder, sorted; none when it is not there."""
+        """List the names in a sub-folder, sorted; empty when it does not exist."""
 
     @abstractmethod
     def sizes(self, name: str = ".") -> dict[str, int]:
-        """Of the same entries, their bytes: of a store by its listing alone."""
+        """Map the same names to sizes in bytes, in a store by its listing alone."""
 
     @abstractmethod
     def folder_names(self, name: str = ".") -> list[str]:
-        """Of those, the folders."""
+        """List the same names, sub-folders only."""
 
     @abstractmethod
     def read(self, name: str) -> bytes: ...
 
     @abstractmethod
     def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
-        """A pyarrow file to read parts of, to be closed by the caller."""
+        """Open a pyarrow file for random access; the caller closes it."""
 
     @abstractmethod
     def read_lines(self, name: str) -> Iterator[bytes]:
-        """Whole lines of a file; a last one without its line feed is a cut-off append."""
+        """Yield whole lines; a last line without its line feed is truncated and left out."""
 
     @abstractmethod
     def write_whole(self, name: str, data: bytes) -> None:
-        """Write a file, or in place of one: readers see the old file or the new one."""
+        """Write or replace a file atomically: readers see the old file or the new one."""
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not be there yet. Of two callers one at most is told True.
+        """Write a file that must not exist yet; of several callers at most one gets True.
 
-        False when it is there, and where that cannot be made sure of.
+        False when it exists, and when that cannot be ruled out.
         """
 
     @abstractmethod
     def append_line(self, name: str, line: bytes) -> None:
-        """Append `line`, which ends in its line feed, whole."""
+        """Append `line`, which ends in a line feed."""
 
     @abstractmethod
     def end_last_line(self, name: str) -> None:
-        """Close a cut-off last line, so that the next append does not run on from it."""
+        """End a truncated last line, so that the next append starts a new one."""
 
     @abstractmethod
     def replace_lines(self, name: str, lines: Sequence[bytes]) -> None:
-        """Put these lines, without their line feeds, in place of all that were appended."""
+        """Replace all appended lines by these, which have no line feeds."""
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:
-        """Rename within the folder; the target appears whole, in place of what stood there."""
+        """Rename within the folder, replacing the target; the target appears whole."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file; none there is no fault."""
+        """Remove a file if it exists."""
 
     @abstractmethod
     def remove_folder(self, name: str) -> None:
-        """Remove a sub-folder and what it holds, as far as that can be done."""
+        """Remove a sub-folder with its files, as far as possible."""
 
     @abstractmethod
     def local_file(self, name: str) -> Path:
-        """Where a process of this machine writes a file of the folder by itself."""
+        """Path at which a process on this machine writes the file directly, such as a log."""
 
     @abstractmethod
     def keep_local(self, name: str) -> None:
-        """Bring what was written to `local_file` into the folder, where that is elsewhere."""
+        """Copy what was written to `local_file` into the folder, unless it is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class LocalFolder(Folder):
     root: Path
 
     settle_s: ClassVar[float] = 0.5
-    is_elsewhere: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = False
 
     @property
     def where(self) -> str:
@@ -175,33 +176,26 @@ class LocalFolder(Folder):
                     yield line[:-1]
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Under another name, synced, renamed."""
-        target = self.path(name)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-        with temporary.open("wb") as file:
+        with replacing(self.path(name)) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        _sync_folder(target.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """By a hard link; False where the file system has none."""
+        """Create the file with a hard link; return False on a file system without links."""
         target = self.path(name)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        temporary = _temporary_beside(target)
         temporary.write_bytes(data)
         try:
             # A hard link is atomic on network file systems where O_EXCL is not.
             target.hardlink_to(temporary)
         except OSError:
-            # There already, or a file system without links, such as a mounted object store.
+            # The file exists, or the file system has no links, such as a mounted object store.
             return False
         finally:
             temporary.unlink()
         return True
 
     def append_line(self, name: str, line: bytes) -> None:
-        """In one write, and synced."""
+        """Append in one write, and sync."""
         target = self.path(name)
         is_new = not target.exists()
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -242,7 +236,26 @@ class LocalFolder(Folder):
         return self.path(name)
 
     def keep_local(self, name: str) -> None:
-        """It is there already."""
+        """Do nothing: the file is in the folder already."""
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `target`, whole and synced, once the block succeeds."""
+    temporary = _temporary_beside(target)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _temporary_beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _sync_folder(folder: Path) -> None:

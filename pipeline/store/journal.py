@@ -1,7 +1,8 @@
-"""What happened to a run and when: the log's event lines, kept in `events.jsonl`.
+"""A run's events (`events.jsonl`) and its engines' deaths (`engine-deaths.jsonl`).
 
-The driver alone writes it, one event a line, and drops the older half when it grows past its
-bound. Readers leave out what they cannot read: the file is for people, nothing is decided by it.
+Only the driver writes events, one per line, and drops the older half when the file exceeds its
+bound. Readers skip what they cannot read: events are for people, and nothing is decided by them.
+The coordinator writes deaths, which decide which rows are suspects.
 """
 
 import json
@@ -16,57 +17,55 @@ from pipeline.store.run_folder import DEATHS_FILE, EVENTS_FILE
 RowName = tuple[str, int]
 """A row id with its sample index."""
 
-_MOST_EVENTS = 5_000
-_MOST_CHARACTERS = 400
+_MAX_EVENTS = 5_000
+_MAX_CHARACTERS = 400
 _FIELD = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """One line of the log."""
+    """An event line of the driver's log."""
 
     kind: str
     at_s: float
     worker: str | None
     text: str
-    """The line without its kind, cut."""
+    """The line without its kind, truncated."""
 
 
 def event_of(line: str, *, now_s: float) -> RunEvent | None:
-    """The event of a line `event=kind key=value …`; None for any other line."""
+    """Parse a line `event=kind key=value …`; None for any other line."""
     fields = dict(_FIELD.findall(line))
     kind = fields.get("event")
     if kind is None or not line.startswith("event="):
         return None
     rest = line.removeprefix(f"event={kind}").strip()
-    return RunEvent(
-        kind=kind, at_s=now_s, worker=fields.get("worker"), text=rest[:_MOST_CHARACTERS]
-    )
+    return RunEvent(kind=kind, at_s=now_s, worker=fields.get("worker"), text=rest[:_MAX_CHARACTERS])
 
 
 def append_events(folder: Folder, events: Sequence[RunEvent]) -> None:
-    """Write them behind the others, in one write."""
+    """Append events in one write."""
     if events:
         folder.append_line(EVENTS_FILE, b"".join(map(_line, events)))
 
 
-def trim_events(folder: Folder, *, most: int = _MOST_EVENTS) -> None:
-    """Keep the newer half of a file that has more than `most` lines."""
+def trim_events(folder: Folder, *, max_events: int = _MAX_EVENTS) -> None:
+    """Keep the newer half of the bound when the file exceeds it."""
     lines = list(folder.read_lines(EVENTS_FILE))
-    if len(lines) > most:
-        folder.replace_lines(EVENTS_FILE, lines[-(most // 2) :])
+    if len(lines) > max_events:
+        folder.replace_lines(EVENTS_FILE, lines[-(max_events // 2) :])
 
 
 def read_events(folder: Folder) -> list[RunEvent]:
-    """In the order of time."""
-    found = []
+    """Read all events, oldest first."""
+    events = []
     for line in folder.read_lines(EVENTS_FILE):
         try:
-            found.append(_event(json.loads(line)))
+            events.append(_event(json.loads(line)))
         except (ValueError, TypeError, KeyError):
-            # A line that a crash has cut, or that another release wrote.
+            # A line that a crash truncated, or that another release wrote.
             continue
-    return found
+    return events
 
 
 def _event(values: dict[str, object]) -> RunEvent:
@@ -85,14 +84,14 @@ def _line(event: RunEvent) -> bytes:
 
 
 def append_death(folder: Folder, rows: Sequence[RowName], *, now_s: float) -> None:
-    """One engine's death, with the rows that were in flight."""
+    """Record an engine's death with the rows that were in flight."""
     values = {"at_s": now_s, "rows": rows}
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     folder.append_line(DEATHS_FILE, text.encode("utf-8", "surrogatepass") + b"\n")
 
 
 def read_deaths(folder: Folder) -> Counter[RowName]:
-    """How often each row was in flight at a death; a line that a crash has cut is ended."""
+    """Count for each row the deaths at which it was in flight. Ends a truncated last line."""
     folder.end_last_line(DEATHS_FILE)
     deaths: Counter[RowName] = Counter()
     for line in folder.read_lines(DEATHS_FILE):

@@ -1,10 +1,11 @@
-"""One driver per output folder.
+"""The driver's lock: one driver per output folder.
 
-The lock is a file with a random token and a beat that its holder raises every few seconds. On the
-holder's own machine its process is looked up, so a dead holder is replaced at once; from another
-machine the beat is watched, by the watcher's own clock, until it stands still for
-`STALE_AFTER_S`. A holder that was taken over finds another token and stops: the token is read
-again before each publication.
+Invariant: only the driver whose token is in `driver.json` publishes; the token is read again before
+each publication, so a holder that was taken over stops.
+
+The holder increments a beat in the file every few seconds. On the holder's own machine its process
+is looked up, so a dead holder is replaced at once. From another machine the beat is watched, by the
+watcher's own clock, until it has not changed for `STALE_AFTER_S`.
 """
 
 import json
@@ -20,18 +21,20 @@ from pipeline.store.folder import CLAIMS, Folder
 from pipeline.store.run_folder import LOCK_FILE
 
 BEAT_INTERVAL_S = 4.0
+# Seven missed beats; with the pause after writing, a take-over needs well under a minute.
 STALE_AFTER_S = 30.0
-"""Seven missed beats; with the settling time below, a take-over takes well under a minute."""
 _WATCH_INTERVAL_S = 1.0
-_TRIES_TO_CREATE = 3
-# Two that create the lock at once may each make way for the other, where the folder is a store.
+# In a store, two drivers that create the lock at once may each give way to the other.
+_CREATE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
+    """The driver that holds a folder, as written in the lock."""
+
     token: str
     machine: str
-    """Host, boot and process namespace: a process id means something only within all three."""
+    """Host, boot and process namespace: process ids are unique only within all three."""
     pid: int
     pid_started: str
     beat: int = 0
@@ -47,29 +50,29 @@ def this_process() -> Holder:
 
 
 def acquire(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> None:
-    """Take the folder, waiting out a dead holder. Raises ResumeError while another one lives."""
-    for _ in range(_TRIES_TO_CREATE):
+    """Take the lock, waiting until a dead holder is stale. Raises ResumeError for a live one."""
+    for _ in range(_CREATE_ATTEMPTS):
         if folder.create(LOCK_FILE, _encoded(holder)):
             return
         if folder.exists(LOCK_FILE):
             break
-        # A pause of its own for each, drawn from its token, so that they come apart.
+        # Each driver pauses for a time drawn from its token, so that they do not collide again.
         sleep(folder.settle_s * int(holder.token[:4], 16) / 0xFFFF)
-    standing = _holder(folder)
-    if standing is not None:
-        _wait_until_dead(folder, standing, sleep)
+    current = _holder(folder)
+    if current is not None:
+        _wait_until_dead(folder, current, sleep)
     folder.write_whole(LOCK_FILE, _encoded(holder))
-    # Two that take over at once both write; after this pause the later one's token stands alone.
+    # Two drivers that take over at once both write; after this pause the later token has won.
     sleep(folder.settle_s)
     winner = _holder(folder)
     if winner is None or winner.token != holder.token:
-        raise ResumeError(f"another driver took {folder.where} over at the same moment")
-    # Of the dead: while the lock stands, a claim of the living wins nothing either.
+        raise ResumeError(f"another driver took over {folder.where} at the same moment")
+    # Claims of dead drivers; a live driver's claim wins nothing either while the lock exists.
     folder.remove_folder(f"{LOCK_FILE}.{CLAIMS}")
 
 
 def beat(folder: Folder, holder: Holder) -> Holder:
-    """Raise the beat. Raises DriverLostError when the folder was taken over."""
+    """Increment the beat. Raises DriverLostError when the folder was taken over."""
     check_held(folder, holder.token)
     raised = replace(holder, beat=holder.beat + 1)
     folder.write_whole(LOCK_FILE, _encoded(raised))
@@ -77,40 +80,41 @@ def beat(folder: Folder, holder: Holder) -> Holder:
 
 
 def check_held(folder: Folder, token: str) -> None:
-    """Raises DriverLostError unless the lock still bears `token`."""
-    standing = _holder(folder)
-    if standing is None or standing.token != token:
-        raise DriverLostError(f"another driver has taken {folder.where} over")
+    """Raise DriverLostError unless the lock still has `token`."""
+    current = _holder(folder)
+    if current is None or current.token != token:
+        raise DriverLostError(f"another driver has taken over {folder.where}")
 
 
 def release(folder: Folder, holder: Holder) -> None:
-    standing = _holder(folder)
-    if standing is not None and standing.token == holder.token:
+    """Remove the lock if it is still this holder's."""
+    current = _holder(folder)
+    if current is not None and current.token == holder.token:
         folder.remove(LOCK_FILE)
 
 
 def is_driven(folder: Folder) -> bool | None:
-    """Whether a driver holds the folder; None when another machine's does and cannot be seen."""
-    standing = _holder(folder)
-    if standing is None:
+    """Tell if a live driver holds the folder; None for a holder on another machine."""
+    current = _holder(folder)
+    if current is None:
         return False
-    return _is_alive(standing) if standing.machine == _machine() else None
+    return _is_alive(current) if current.machine == _machine() else None
 
 
-def _wait_until_dead(folder: Folder, standing: Holder, sleep: Callable[[float], None]) -> None:
-    if standing.machine == _machine():
-        if _is_alive(standing):
-            raise _refused(folder, standing)
+def _wait_until_dead(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> None:
+    if holder.machine == _machine():
+        if _is_alive(holder):
+            raise _refused(folder, holder)
         return
     waited_s = 0.0
     while waited_s < STALE_AFTER_S:
         sleep(_WATCH_INTERVAL_S)
         waited_s += _WATCH_INTERVAL_S
-        seen = _holder(folder)
-        if seen is None:
+        current = _holder(folder)
+        if current is None:
             return
-        if seen != standing:
-            raise _refused(folder, seen)
+        if current != holder:
+            raise _refused(folder, current)
 
 
 def _refused(folder: Folder, holder: Holder) -> ResumeError:
@@ -125,7 +129,7 @@ def _holder(folder: Folder) -> Holder | None:
     try:
         return Holder(**json.loads(folder.read(LOCK_FILE)))
     except (FileNotFoundError, ValueError, TypeError):
-        # Gone, or not one of ours: it holds nothing.
+        # Removed, or not a lock of ours: nobody holds the folder.
         return None
 
 
@@ -138,7 +142,7 @@ def _is_alive(holder: Holder) -> bool:
 
 
 def _process_start(pid: int) -> str | None:
-    """The kernel's start time of a process, which a recycled process id does not share."""
+    """Return the kernel's start time of a process, which tells recycled process ids apart."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,21 +1,19 @@
-"""The one door to object stores, and to the destination of an export wherever it is.
+"""Store: files under a path or a URL, for object stores and the destination of an export.
 
-`pyarrow.fs` and not fsspec: it is in the wheel that writes the parquet, S3 and its multipart upload
-included, where fsspec takes a package a store, each with a cloud SDK of its own.
+Invariant: a file exists whole or not at all. On a file system it is written under another name,
+synced and renamed. In a store an object appears when its upload completes, and a killed process
+completes none. After an error the library may complete a truncated upload; the next export
+overwrites it. The last object written, `export.json`, makes many files one data set.
 
-Commit: a file is there when it is whole, or not at all. On a file system it is written under
-another name, synced and renamed. A store has no rename, and needs none: an object appears when its
-upload is completed, never in part, and a process that is killed completes none. After an error the
-library may complete an upload that is cut short; the next export writes over it. What makes many
-files one data set is the last object written, `export.json`.
+A failed request to a store is retried for some seconds after the store's own library has given up.
+URLs appear in messages and logs, so a URL that contains a key is refused.
 
-A request to a store that fails is tried again for some seconds, after the store's own library has
-done so. A URL is shown wherever its folder is named, so that one with a key in it is refused.
+Uses `pyarrow.fs` rather than fsspec: the pyarrow wheel, which writes the parquet, includes S3 with
+multipart uploads; fsspec needs a package with a cloud SDK for each store.
 """
 
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,23 +27,23 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pipeline.errors import ConfigError
+from pipeline.store.folder import replacing
 from schemas.config import is_url
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PATIENCE_S = 25.0
-# After so long nothing is tried again, unless who opened the store has more patience.
-_TRIES_OF_THE_LIBRARY = 3
-# What `S3FileSystem` takes by default. What `from_uri` opens tries 31 times whatever each try
-# takes, so that a write to a server that keeps silent ends after 288 s (measured: pyarrow 26).
+# The default of `S3FileSystem`. A file system from `from_uri` makes 31 attempts, whatever each one
+# costs, so that a write to a silent server ends after 288 s (measured: pyarrow 26).
+_LIBRARY_ATTEMPTS = 3
 
+# Schemes that pyarrow 26 opens.
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file", "hdfs", "viewfs")
-# What pyarrow 26 opens.
+# RFC 3986 §2: any other character is written %XX.
 _NOT_IN_A_URL = re.compile(r"[^!#-;=?-\[\]_a-z~]|%(?![0-9A-Fa-f]{2})")
-# RFC 3986 §2: anything else is written %XX.
+# URL options that the constructor of `S3FileSystem` does not accept.
 _LOST_IN_A_COPY = ("tls_verify_certificates", "tls_ca_dir_path", "smart_defaults")
-# Options of a URL that `S3FileSystem` takes from nowhere else.
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,14 @@ class Entry:
 class Store:
     """A folder or a prefix of a bucket; names are relative to it.
 
-    Raises ConfigError when the store cannot be used, FileNotFoundError for what is not there.
+    Raises ConfigError when the store cannot be used, FileNotFoundError for a missing file.
     """
 
     where: str
     _filesystem: Any
     _root: str
     patience_s: float = _PATIENCE_S
-    """For so long a request that fails is tried again."""
+    """Time during which a failed request is retried."""
 
     @property
     def is_local(self) -> bool:
@@ -80,101 +78,94 @@ class Store:
         return self._root.partition("/")[0]
 
     def has_bucket(self) -> bool:
-        """Asked once: whoever sets a run up hears of a wrong key at once."""
+        """Check the bucket without retrying, so that a wrong key is reported at once."""
         try:
-            found = self._filesystem.get_file_info(self.bucket)
+            info = self._filesystem.get_file_info(self.bucket)
         except (OSError, pa.ArrowException):
-            # A key that is good for this prefix alone may not ask for the bucket.
-            self.first_entry()
+            # A key for this prefix alone has no access to the bucket.
+            self.root_entry()
             return True
-        return bool(found.type != fs.FileType.NotFound)
+        return bool(info.type != fs.FileType.NotFound)
 
-    def first_entry(self) -> Entry | None:
-        """What the store's own place is, asked once: a wrong endpoint or key is told of at once."""
-        with self._told():
+    def root_entry(self) -> Entry | None:
+        """Look up the root without retrying, so that a wrong endpoint is reported at once."""
+        with self._as_config_errors():
             info = self._filesystem.get_file_info(self._root)
         return None if info.type == fs.FileType.NotFound else _entry(info, ".")
 
     def entry(self, name: str) -> Entry | None:
-        info = self._patiently(lambda: self._filesystem.get_file_info(self._path(name)))
+        """Look up a file or folder; None when it does not exist."""
+        info = self._retrying(lambda: self._filesystem.get_file_info(self._path(name)))
         return None if info.type == fs.FileType.NotFound else _entry(info, name)
 
     def entries(self, name: str = ".") -> list[Entry]:
-        """Of one folder, sorted; none when it is not there."""
+        """List one folder, sorted by name; empty when it does not exist."""
         return sorted(self._listed(name, recursive=False), key=lambda entry: entry.name)
 
     def size_bytes(self, name: str) -> int | None:
-        """None where there is no such file."""
-        found = self.entry(name)
-        return found.size_bytes if found is not None and found.is_file else None
+        """Return the size of a file; None when it does not exist."""
+        entry = self.entry(name)
+        return entry.size_bytes if entry is not None and entry.is_file else None
 
     def names(self, name: str = ".") -> list[str]:
-        """Of all files, however deep."""
+        """List the names of all files below a folder, sorted."""
         return sorted(entry.name for entry in self.files(name))
 
     def files(self, name: str = ".") -> list[Entry]:
-        """All of them, however deep; their names are relative to the store."""
+        """List all files below a folder, with names relative to the store."""
         return [entry for entry in self._listed(name, recursive=True) if entry.is_file]
 
     def read(self, name: str) -> bytes:
-        def whole() -> bytes:
+        def read() -> bytes:
             with self._filesystem.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read())
 
-        return self._patiently(whole)
+        return self._retrying(read)
 
     def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
-        """A file to read parts of; to be closed by the caller."""
-        opened = self._patiently(lambda: self._filesystem.open_input_file(self._path(name)))
+        """Open a file for random access; the caller closes it."""
+        opened = self._retrying(lambda: self._filesystem.open_input_file(self._path(name)))
         if self.is_local:
             return opened
-        return pa.PythonFile(_PatientFile(opened, self._patiently), mode="r")
+        return pa.PythonFile(_RetryingFile(opened, self._retrying), mode="r")
 
     def write_whole(self, name: str, data: bytes) -> None:
         def write() -> None:
             with self.writing(name) as stream:
                 stream.write(data)
 
-        self._patiently(write)
+        self._retrying(write)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
-        """A stream to a file that is whole once the block has ended well."""
+        """Open a stream to a file that appears, whole, once the block succeeds."""
         path = self._path(name)
         if not self.is_local:
-            with self._told():
+            with self._as_config_errors():
                 stream = self._filesystem.open_output_stream(path)
             yield stream
-            with self._told():
+            with self._as_config_errors():
                 stream.close()
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(target) as file:
+            yield file
 
     def copy(self, source: str, target: str) -> None:
-        """Within the store; no byte of it passes here."""
-        self._patiently(lambda: self._filesystem.copy_file(self._path(source), self._path(target)))
+        """Copy within the store; the data does not pass through this machine."""
+        self._retrying(lambda: self._filesystem.copy_file(self._path(source), self._path(target)))
 
     def remove(self, name: str) -> None:
-        """A file; none there is no fault."""
-
+        """Remove a file if it exists."""
         try:
-            self._patiently(lambda: self._filesystem.delete_file(self._path(name)))
+            self._retrying(lambda: self._filesystem.delete_file(self._path(name)))
         except FileNotFoundError:
             return
 
     def remove_folder(self, name: str) -> None:
         path = self._path(name)
-        self._patiently(lambda: self._filesystem.delete_dir_contents(path, missing_dir_ok=True))
+        self._retrying(lambda: self._filesystem.delete_dir_contents(path, missing_dir_ok=True))
 
     # -- inside
 
@@ -184,7 +175,7 @@ class Store:
     def _listed(self, name: str, *, recursive: bool) -> list[Entry]:
         top = self._path(name)
         selector = fs.FileSelector(top, recursive=recursive, allow_not_found=True)
-        infos = self._patiently(lambda: self._filesystem.get_file_info(selector))
+        infos = self._retrying(lambda: self._filesystem.get_file_info(selector))
         start = len(self._root.strip("/")) + 1
         return [
             _entry(info, info.path.strip("/")[start:] if recursive else info.base_name)
@@ -192,7 +183,7 @@ class Store:
             if info.base_name
         ]
 
-    def _patiently(self, request: Callable[[], Answer]) -> Answer:
+    def _retrying(self, request: Callable[[], Result]) -> Result:
         until_s, slept_s = monotonic() + self.patience_s, 0.0
         for pause_s in () if self.is_local else chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
             slept_s += pause_s
@@ -202,21 +193,24 @@ class Store:
                 raise
             except (OSError, pa.ArrowException, ConfigError):
                 if max(monotonic() + pause_s - until_s, slept_s - self.patience_s) > 0:
-                    with self._told():
+                    with self._as_config_errors():
                         raise
                 sleep(pause_s)
-        with self._told():
+        with self._as_config_errors():
             return request()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_config_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"{self.where}: cannot be used: {said}") from None
+            raise ConfigError(f"{self.where}: cannot be used: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _entry(info: Any, name: str) -> Entry:  # noqa: ANN401 - pyarrow ships no types
@@ -229,13 +223,13 @@ def _entry(info: Any, name: str) -> Entry:  # noqa: ANN401 - pyarrow ships no ty
     )
 
 
-class _PatientFile:
-    """What pyarrow asks of a file that is read in parts, each part asked for patiently."""
+class _RetryingFile:
+    """The file object that pyarrow expects for random access; each read is retried."""
 
     closed = False
 
-    def __init__(self, file: Any, patiently: Callable[[Callable[[], Any]], Any]) -> None:  # noqa: ANN401
-        self._file, self._patiently, self._size = file, patiently, int(file.size())
+    def __init__(self, file: Any, retrying: Callable[[Callable[[], Any]], Any]) -> None:  # noqa: ANN401 - pyarrow ships no types
+        self._file, self._retrying, self._size = file, retrying, int(file.size())
         self._position = 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -247,10 +241,9 @@ class _PatientFile:
         return self._position
 
     def read(self, num_bytes: int = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        wanted = left if num_bytes < 0 else min(num_bytes, left)
-        at = self._position
-        data = bytes(self._patiently(lambda: self._file.read_at(wanted, at))) if wanted else b""
+        start, rest = self._position, max(0, self._size - self._position)
+        length = rest if num_bytes < 0 else min(num_bytes, rest)
+        data = bytes(self._retrying(lambda: self._file.read_at(length, start))) if length else b""
         self._position += len(data)
         return data
 
@@ -263,22 +256,22 @@ class _PatientFile:
 
 
 def _with_one_request_uploads(where: str) -> str:
-    """A small object goes up in one request and not in three, unless the URL says otherwise."""
+    """Upload small objects in one request instead of three, unless the URL says otherwise."""
     if not where.startswith("s3://") or "allow_delayed_open=" in where:
         return where
     return f"{where}{'&' if '?' in where else '?'}allow_delayed_open=true"
 
 
 def place(where: str, name: str) -> str:
-    """A file under a path or URL, as people are told of it."""
+    """Path or URL of a file under `where`, for messages."""
     address, question, options = where.partition("?") if is_url(where) else (where, "", "")
     return where if name == "." else f"{address.rstrip('/')}/{name}{question}{options}"
 
 
 def open_store(where: str) -> Store:
-    """A path, or a URL such as s3://bucket/prefix; keys and endpoint come from the environment.
+    """Open a path, or a URL such as s3://bucket/prefix; the environment has keys and endpoint.
 
-    Raises ConfigError for a URL that names no store, and for one that holds a key: URLs are shown.
+    Raises ConfigError for a file, for a URL that names no store, and for one that contains a key.
     """
     if not is_url(where) and Path(where).is_file():
         raise ConfigError(f"{where}: found a file; expected a folder")
@@ -286,24 +279,25 @@ def open_store(where: str) -> Store:
 
 
 def open_place(where: str) -> Store:
-    """The same for what may be a file: `.` is its name then."""
+    """Open a path or URL that may be a file; a file has the name `.`."""
     if not is_url(where):
         return Store(where, fs.LocalFileSystem(), str(Path(where).absolute()))
     address = _checked_address(where)
     shown = where.partition("?")[0]
     try:
         filesystem, root_path = fs.FileSystem.from_uri(_with_one_request_uploads(where))
-        filesystem = _with_few_tries(filesystem, address)
+        filesystem = _with_few_retries(filesystem, address)
     except (pa.ArrowException, OSError, ValueError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{shown}: not a store that can be opened: {said}") from None
+        raise ConfigError(
+            f"{shown}: not a store that can be opened: {_first_line(error)}"
+        ) from None
     if not root_path.strip("/"):
         raise ConfigError(f"{shown}: not a store that can be opened: it names no bucket or folder")
     return Store(where, filesystem, root_path.rstrip("/"))
 
 
 def _checked_address(where: str) -> SplitResult:
-    """Raises ConfigError, without what may be a key, for what pyarrow would repeat in its error."""
+    """Check a URL. Raises ConfigError without the key that pyarrow's own error would repeat."""
     address = urlsplit(where)
     holder = address.netloc.rpartition("@")[0]
     endpoint = parse_qs(address.query).get("endpoint_override", [""])[0]
@@ -327,11 +321,11 @@ def _checked_address(where: str) -> SplitResult:
     return address
 
 
-def _with_few_tries(filesystem: Any, address: SplitResult) -> Any:  # noqa: ANN401 - no types
-    """The same file system, made anew with a bound on how often its library tries."""
+def _with_few_retries(filesystem: Any, address: SplitResult) -> Any:  # noqa: ANN401 - no types
+    """Rebuild the file system with a bound on its library's own retries."""
     if address.scheme != "s3" or parse_qs(address.query).keys() & set(_LOST_IN_A_COPY):
         return filesystem
-    # What it is made anew from in another process; there is no other way to read its options.
+    # The arguments of its pickle: there is no other way to read its options.
     _, (options,) = filesystem.__reduce__()
-    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES_OF_THE_LIBRARY)
+    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=_LIBRARY_ATTEMPTS)
     return fs.S3FileSystem(**options, retry_strategy=strategy)

@@ -1,4 +1,4 @@
-"""Parquet files of an output folder, read in parts."""
+"""Parquet files of an output folder, read in pieces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from pipeline.store.folder import Folder
 
 @contextmanager
 def opened_parquet(folder: Folder, name: str, **options: object) -> Iterator[Any]:
-    """The `ParquetFile` of a name in the folder, with pyarrow's own options.
+    """Open a parquet file of the folder, with options of pyarrow's `ParquetFile`.
 
-    Raises FileNotFoundError, and pyarrow's errors for what is no parquet.
+    Raises FileNotFoundError, and pyarrow's errors for a file that is not parquet.
     """
     with folder.open_input(name) as source, pq.ParquetFile(source, **options) as file:
         yield file

@@ -272,9 +272,9 @@ def test_events_file_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
         event = event_of(f"event=engine_lost worker=w{number}", now_s=float(number))
         assert event is not None
         append_events(folder, [event])
-    trim_events(folder, most=20)
+    trim_events(folder, max_events=20)
     assert [event.at_s for event in read_events(folder)] == [float(n) for n in range(20, 30)]
-    trim_events(folder, most=20)
+    trim_events(folder, max_events=20)
     assert len(read_events(folder)) == 10
 
 
