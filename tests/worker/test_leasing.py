@@ -1,0 +1,112 @@
+"""Leases of one worker, against the real ledger."""
+
+import asyncio
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from pipeline.engines.fake import FakeEngine
+from pipeline.store.folder import LocalFolder
+from pipeline.worker.leasing import Leases
+from schemas.prompt import Problem, Prompt
+from schemas.shard import LeaseKey
+from tests.fakes.desk import LocalBook, local_book, prompt, prompts_of
+
+
+def leases_of(
+    folder: Path, prompts: list[Prompt], *, samples: int = 1, context_length: int | None = None
+) -> tuple[Leases, LocalBook]:
+    book = local_book(LocalFolder(folder), len(prompts) * samples, shard_rows=3)
+    leases = Leases(
+        worker_id="w0",
+        book=book,
+        engine=FakeEngine(context_length=context_length),
+        prompt_of=prompts.__getitem__,
+        samples_per_prompt=samples,
+        idle_poll_s=0.5,
+    )
+    return leases, book
+
+
+def test_rows_of_a_lease_come_with_prompt_sample_and_deaths(tmp_path: Path) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(2), samples=2)
+    book.ledger.deaths[1] = 4
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    assert [(row.prompt.row_id, row.sample_index, row.deaths) for row, _ in rows] == [
+        ("q000", 0, 0),
+        ("q000", 1, 4),
+        ("q001", 0, 0),
+    ]
+    assert {row.key for row, _ in rows} == {LeaseKey(shard_id=0, attempt=1)}
+
+
+def test_bad_rows_come_with_their_problem(tmp_path: Path) -> None:
+    bad = Problem(kind="no_user_turn", text="none")
+    # FakeEngine counts a token a character: "question 1.0" has twelve.
+    leases, _ = leases_of(tmp_path, [prompt(0, problem=bad), prompt(1)], context_length=12)
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    (_, first), (_, second) = rows
+    assert first == bad
+    assert second is not None
+    assert second.kind == "over_context"
+    assert second.text == "the prompt has at least 12 tokens; the engine's context is 12"
+
+
+@pytest.mark.parametrize("context_length", [None, 13])
+def test_prompt_within_the_context_has_no_problem(
+    tmp_path: Path, context_length: int | None
+) -> None:
+    leases, _ = leases_of(tmp_path, prompts_of(1), context_length=context_length)
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    assert [problem for _, problem in rows] == [None]
+
+
+def test_worker_without_a_lease_polls_and_learns_whether_the_run_is_over(tmp_path: Path) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(1))
+    assert leases.may_ask(monotonic())
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    assert asyncio.run(leases.take()) is None
+    assert not leases.is_over
+    now_s = monotonic()
+    assert not leases.may_ask(now_s)
+    assert leases.may_ask(now_s + 0.5)
+    book.ledger.mark_done([(rows[0][0].key, 0)])
+    assert asyncio.run(leases.take()) is None
+    assert leases.is_over
+
+
+def test_lease_tells_whether_it_is_the_canarys(tmp_path: Path) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(4))
+    book.is_canary = True
+    asyncio.run(leases.take())
+    assert leases.is_canary
+    book.is_canary = False
+    asyncio.run(leases.take())
+    assert not leases.is_canary
+
+
+def test_rows_that_are_given_back_are_open_and_others_lease_first(tmp_path: Path) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(3))
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    asyncio.run(leases.give_back({rows[0][0].key: 1}))
+    now_s = monotonic()
+    assert not leases.may_ask(now_s + 0.9)
+    assert leases.may_ask(now_s + 1.0)
+    again = book.ledger.lease("w1", now_s=now_s)
+    assert again is not None
+    assert again.rows == (1, 2)
+
+
+def test_released_rows_are_open_again(tmp_path: Path) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(3))
+    asyncio.run(leases.take())
+    asyncio.run(leases.release())
+    again = book.ledger.lease("w1", now_s=monotonic())
+    assert again is not None
+    assert again.rows == (0, 1, 2)
