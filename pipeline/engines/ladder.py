@@ -245,7 +245,6 @@ class _Forecasts:
             version=setting.version,
             lengths=setting.lengths,
             calibration=self.calibration if layout_name(flags) == self.layout else None,
-            with_advice=False,
         )
         return plan if isinstance(plan, LaunchPlan) else None
 

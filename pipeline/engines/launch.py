@@ -290,7 +290,7 @@ class LaunchHistory:
             return None
         plan = plan_launch(
             setting.model, setting.gpu, flags, version=setting.version, lengths=setting.lengths,
-            calibration=calibration, with_advice=False,
+            calibration=calibration,
         )  # fmt: skip
         return plan if isinstance(plan, LaunchPlan) else None
 

@@ -44,7 +44,7 @@ def tried(line: str, excerpt: str) -> Tried:
 def plan(line: LaunchFlags, on: LadderBasis) -> LaunchPlan:
     assert on.model is not None
     assert on.gpu is not None
-    made = plan_launch(on.model, on.gpu, line, version=on.version, with_advice=False)
+    made = plan_launch(on.model, on.gpu, line, version=on.version)
     assert isinstance(made, LaunchPlan)
     return made
 

@@ -21,12 +21,12 @@ from pipeline.models.facts import model_facts
 from pipeline.models.files import catalogue_files
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.kv_cache import kv_pool, token_cost
-from pipeline.planner.memory.sizing import ResolvedLaunch, running_requests
+from pipeline.planner.memory.launch import resolve_launch
+from pipeline.planner.memory.sizing import running_requests
 from pipeline.planner.memory.state_pool import NoStatePool, StatePool, state_pool
 from pipeline.planner.sglang.flags import parse_launch_line
-from pipeline.planner.sglang.layout import parallel_of
 from pipeline.planner.sglang.releases import rules_for
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import CompressedCache, LinearState, NoSpeculation, SlidingCache
 from schemas.units import GIB
 
@@ -268,10 +268,10 @@ def _ours(case: Case, release: str) -> dict[str, Any]:
     gpu = gpu_named(case.card)
     flags = parse_launch_line([*case.line.split(), "--model-path", case.model])
     rules, _ = rules_for(release)
-    settings = resolved(flags, model, gpu, rules)
-    if isinstance(settings, RefusedLaunch):
-        return {"refused": settings.message}
-    ranks = parallel_of(flags)
+    launch = resolve_launch(model, gpu, flags, rules)
+    if isinstance(launch, RefusedLaunch):
+        return {"refused": launch.message}
+    settings = launch.settings
     drafted = not isinstance(settings.speculation, NoSpeculation)
     found: dict[str, Any] = {
         "mem_fraction_static": settings.mem_fraction_static,
@@ -288,11 +288,11 @@ def _ours(case: Case, release: str) -> dict[str, Any]:
     rest = case.rest_gib * GIB
     states: NoStatePool | StatePool = NoStatePool(rest_bytes=rest)
     if isinstance(model.state, LinearState):
-        states = state_pool(model.state, rest, flags, settings, ranks, rules, model.layers)
+        states = state_pool(launch, model.state, rest)
         found["state_slots"] = states.slots
         if states.slots <= 0 or states.rest_bytes <= 0:
             return found | {"pool_fails": True}
-    cost = token_cost(model, settings, ranks, rules, None)
+    cost = token_cost(launch)
     found["kv_bytes_per_token"] = float(cost.priced_bytes)
     uncapped = kv_pool(cost, int(states.rest_bytes), settings)
     cache = model.cache
@@ -301,10 +301,6 @@ def _ours(case: Case, release: str) -> dict[str, Any]:
     if uncapped.tokens <= 0 or (window and uncapped.swa_tokens <= floor):
         return found | {"pool_fails": True}
     found["pool_fails"] = False
-    launch = ResolvedLaunch(
-        model=model, gpu=gpu, flags=flags, ranks=ranks, rules=rules, settings=settings,
-        calibration=None,
-    )  # fmt: skip
     if settings.max_total_tokens is None:
         found["max_total_num_tokens"] = uncapped.tokens
         found["effective_requests"] = running_requests(launch, uncapped, states)[0]

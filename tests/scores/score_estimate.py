@@ -19,16 +19,15 @@ from pipeline.models.facts import model_facts
 from pipeline.models.files import find_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.lengths.shapes import LogNormalCut
-from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, assess
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
+from pipeline.planner.memory.sizing import Sized, assess
 from pipeline.planner.rate.errors import CLASS_ERRORS
 from pipeline.planner.rate.kernels import FITTED
 from pipeline.planner.rate.running import Resident, resident
 from pipeline.planner.rate.step_time import replica_of_launch
 from pipeline.planner.rate.throughput import Workload
 from pipeline.planner.sglang.flags import parse_launch_line
-from pipeline.planner.sglang.layout import parallel_of
 from pipeline.planner.sglang.releases import rules_for
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
 from schemas.plan import LinearState, Moe
 from tests.scores.throughput_readings import (
     DATA,
@@ -231,12 +230,9 @@ def _launch(row: Mapping[str, Any]) -> ResolvedLaunch:
     model = model_facts(
         row["model"], files.config, hf_quant=files.hf_quant, weights_format=row["weights_format"]
     )
-    settings = resolved(flags, model, gpu, rules)
-    assert not isinstance(settings, RefusedLaunch), row["id"]
-    return ResolvedLaunch(
-        model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
-        settings=settings, calibration=None,
-    )  # fmt: skip
+    launch = resolve_launch(model, gpu, flags, rules)
+    assert isinstance(launch, ResolvedLaunch), row["id"]
+    return launch
 
 
 # --- printing ---------------------------------------------------------------------------------

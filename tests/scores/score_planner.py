@@ -108,7 +108,6 @@ def forecast(row: dict[str, Any], calibration: Calibration | None) -> LaunchPlan
     flags = parse_launch_line([*row["argv"], "--model-path", row["model"]])
     return plan_launch(
         case_model(row), gpu, flags, version=row["version"], calibration=calibration,
-        with_advice=False,
     )  # fmt: skip
 
 

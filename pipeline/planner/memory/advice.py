@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pipeline.models.formats import online_format
-from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, Stopped, assess
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
+from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.verdict import Judgement, judgement
-from pipeline.planner.sglang.layout import parallel_of
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Advice, LinearState, Moe, NoSpeculation
 
 _FRACTIONS = tuple(round(0.50 + 0.01 * step, 2) for step in range(48))  # 0.50 … 0.97
 _RANKS = (2, 4, 8, 16)
 
 
-def advice_for(
-    launch: ResolvedLaunch, outcome: Stopped | Sized, judged: Judgement
-) -> tuple[Advice, ...]:
-    """What would make the launch fit; for one that fits, what would run more requests."""
+def advice_for(launch: ResolvedLaunch) -> tuple[Advice, ...]:
+    """Find what would make the launch fit; for one that fits, what would run more requests."""
+    outcome = assess(launch)
+    judged = judgement(launch, outcome)
     if judged.verdict == "fits" or (judged.stage is None and judged.doubts):
         # Only doubts about the model or the release: no flag takes those away.
         return tuple(_more_requests(launch, outcome))
@@ -201,15 +201,11 @@ def changed_launch(
     model = launch.model
     if "quantization" in changes:
         model = replace(model, format=online_format(model.format, flags.text("quantization")))
-    settings = resolved(flags, model, launch.gpu, launch.rules)
-    if isinstance(settings, RefusedLaunch):
-        return None
     # Weights measured under another layout say nothing about this one.
     same_layout = {"tp-size", "quantization"}.isdisjoint(changes)
-    return ResolvedLaunch(
-        model=model, gpu=launch.gpu, flags=flags, ranks=parallel_of(flags), rules=launch.rules,
-        settings=settings, calibration=launch.calibration if same_layout else None,
-    )  # fmt: skip
+    calibration = launch.calibration if same_layout else None
+    changed = resolve_launch(model, launch.gpu, flags, launch.rules, calibration)
+    return None if isinstance(changed, RefusedLaunch) else changed
 
 
 def _assessed(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> Stopped | Sized | None:

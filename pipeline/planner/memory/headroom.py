@@ -7,10 +7,9 @@ each was fitted to. The sum is compared with the slack in `memory_budget`.
 from dataclasses import dataclass
 
 from pipeline.planner.memory.kv_cache import TokenCost
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.sglang.defaults import decode_buckets
-from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import Parallel
-from pipeline.planner.sglang.releases import ReleaseRules
 from schemas.plan import (
     CompressedCache,
     Gpu,
@@ -73,47 +72,42 @@ class SlackNeeds:
         return (*self.fixed, *self.capture, *self.serving)
 
 
-def slack_needs(
-    model: ModelFacts,
-    gpu: Gpu,
-    settings: PlanSettings,
-    flags: LaunchFlags,
-    ranks: Parallel,
-    rules: ReleaseRules,
-    cost: TokenCost,
-    tokens: int,
-    running: int,
-) -> SlackNeeds:
-    """Everything that will claim the slack, for a pool of `tokens` and `running` requests."""
+def headroom_needs(
+    launch: ResolvedLaunch, cost: TokenCost, tokens: int, running: int
+) -> HeadroomNeeds:
+    """List the claims on the headroom, for a pool of `tokens` and `running` requests."""
     fixed = [
-        _request_table(settings, running),
+        _request_table(launch.settings, running),
         _item("draft KV that the pool does not price", tokens * cost.unpriced_draft_bytes,
               "pool_configurator.py: eagle_draft_num_layers"),
-        *_workspaces(model, settings, flags, ranks, running),
-        *_all_to_all(model, settings, flags, ranks),
-        *_host_processes(gpu),
+        *_attention_workspaces(launch, running),
+        *_communication_buffers(launch),
+        *_all_to_all(launch),
+        *_host_processes(launch.gpu),
         _item("runtime: kernel modules, cuBLAS, communicators",
-              _runtime_bytes(gpu, settings, ranks), "assumed from public logs"),
+              _runtime_bytes(launch), "assumed from public logs"),
     ]  # fmt: skip
-    capture = _graphs(model, settings, rules, running, ranks)
+    capture = [*_decode_graphs(launch, running), *_prefill_graphs(launch)]
     serving = [
-        _item("activations of one prefill chunk", activation_bytes(model, settings, ranks),
+        _item("activations of one prefill chunk", activation_bytes(launch),
               "estimated from layer shapes"),
-        _item("sparse indexer logits", indexer_bytes(model, gpu, settings, rules),
+        _item("sparse indexer logits", indexer_bytes(launch),
               "layers/attention/dsv4/indexer.py, dsa_indexer.py"),
-        _item("sparse indexer logits at long context",
-              _chunked_indexer_bytes(model, gpu, settings, rules),
+        _item("sparse indexer logits at long context", _chunked_indexer_bytes(launch),
               "layers/attention/dsv4/indexer.py"),
     ]  # fmt: skip
-    return SlackNeeds(fixed=_kept(fixed), capture=_kept(capture), serving=_kept(serving))
+    return HeadroomNeeds(
+        fixed=_positive(fixed), capture=_positive(capture), serving=_positive(serving)
+    )
 
 
-def _runtime_bytes(gpu: Gpu, settings: PlanSettings, ranks: Parallel) -> int:
+def _runtime_bytes(launch: ResolvedLaunch) -> int:
+    gpu = launch.gpu
     size = _RUNTIME_BYTES
-    if ranks.tp_size > 1:
+    if launch.ranks.tp_size > 1:
         small = not gpu.nvlink and gpu.smi_mib < 40 * 1024
         size += _RUNTIME_RANKS_PCIE_BYTES if small else _RUNTIME_RANKS_BYTES
-    if block_draft(settings):
+    if block_draft(launch.settings):
         # a second model with kernels of its own; fitted with the 5090 launches below
         size += _RUNTIME_BYTES
     return size
@@ -136,19 +130,6 @@ def _host_processes(gpu: Gpu) -> list[SlackItem]:
     return [_item("host processes in unified memory", 12 * GIB, "assumed from public logs")]
 
 
-def _chunked_indexer_bytes(
-    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
-) -> int:
-    """Releases that cut DeepSeek-V4's rows still take a fifth of the slack for them."""
-    if not isinstance(model.cache, CompressedCache) or not rules.v4_indexer_row_chunks:
-        return 0
-    whole = indexer_bytes_at(
-        model, gpu, rules, max(settings.chunked_prefill_size, 1), settings.context_length
-    )
-    allowed = 0.2 * gpu.total_bytes * (1 - settings.mem_fraction_static)
-    return int(min(whole, allowed))
-
-
 def _item(name: str, size: float, source: str) -> SlackItem:
     return SlackItem(name=name, bytes=int(size), source=source)
 
@@ -157,7 +138,7 @@ def _sum(items: tuple[SlackItem, ...]) -> int:
     return sum(item.bytes for item in items)
 
 
-def _kept(items: list[SlackItem]) -> tuple[SlackItem, ...]:
+def _positive(items: list[SlackItem]) -> tuple[SlackItem, ...]:
     return tuple(item for item in items if item.bytes > 0)
 
 
@@ -171,49 +152,53 @@ def _request_table(settings: PlanSettings, running: int) -> SlackItem:
     return _item("request-to-token table", size, "memory_pool.py: ReqToTokenPool")
 
 
-def _workspaces(
-    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel, running: int
-) -> list[SlackItem]:
-    backend = settings.attention_backend
-    items = []
+def _attention_workspaces(launch: ResolvedLaunch, running: int) -> list[HeadroomItem]:
+    backend = launch.settings.attention_backend
     if backend == "flashinfer":
-        size = (
-            _FLASHINFER_LARGE_BYTES
-            if model.architecture in _FLASHINFER_LARGE
-            else _FLASHINFER_BYTES
-        )  # one choice
-        if flags.has("enable-deterministic-inference"):
-            size = _DETERMINISTIC_BYTES
-        items.append(_item("FlashInfer workspace", size, "flashinfer_backend.py"))
-        rows = min(settings.decode_graph_max_bs, max(running, 1)) * _verify_tokens(settings)
-        # indices and the mask that verification needs
-        indices = rows * settings.context_length * (5 if _verify_tokens(settings) > 1 else 4)
-        items.append(
-            _item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py")
-        )
-    elif backend == "trtllm_mha":
-        items.append(
-            _item("TRT-LLM attention workspace", _TRTLLM_MHA_BYTES, "trtllm_mha_backend.py")
-        )
-    elif model.uses_mla:
-        items.append(_item("MLA attention workspace", _TRTLLM_MLA_BYTES, "trtllm_mla_backend.py"))
-    if flags.has("enable-symm-mem"):
+        return _flashinfer_workspaces(launch, running)
+    if backend == "trtllm_mha":
+        return [_item("TRT-LLM attention workspace", _TRTLLM_MHA_BYTES, "trtllm_mha_backend.py")]
+    if launch.model.uses_mla:
+        return [_item("MLA attention workspace", _TRTLLM_MLA_BYTES, "trtllm_mla_backend.py")]
+    return []
+
+
+def _flashinfer_workspaces(launch: ResolvedLaunch, running: int) -> list[HeadroomItem]:
+    settings = launch.settings
+    large = launch.model.architecture in _FLASHINFER_LARGE
+    size = _FLASHINFER_LARGE_BYTES if large else _FLASHINFER_BYTES
+    if launch.flags.has("enable-deterministic-inference"):
+        size = _DETERMINISTIC_BYTES
+    verified = verify_tokens(settings)
+    rows = min(settings.decode_graph_max_bs, max(running, 1)) * verified
+    # int32 indices, and the byte mask that verification needs
+    indices = rows * settings.context_length * (5 if verified > 1 else 4)
+    return [
+        _item("FlashInfer workspace", size, "flashinfer_backend.py"),
+        _item("FlashInfer graph indices", min(indices, 2 * GIB), "flashinfer_backend.py"),
+    ]
+
+
+def _communication_buffers(launch: ResolvedLaunch) -> list[HeadroomItem]:
+    ranks, items = launch.ranks, []
+    if launch.flags.has("enable-symm-mem"):
         items.append(_item("symmetric memory", _SYMMETRIC_BYTES, "memory_hook.py"))
-    if flags.has("enable-flashinfer-allreduce-fusion") and ranks.tp_size > 1:
+    if launch.flags.has("enable-flashinfer-allreduce-fusion") and ranks.tp_size > 1:
         # Two-shot buffers for chunk-sized messages. assumed: the size SGLang caps fusion at.
-        size = 2 * 2048 * model.hidden_size * 2 * ranks.tp_size
+        size = 2 * 2048 * launch.model.hidden_size * 2 * ranks.tp_size
         items.append(_item("fused all-reduce buffers", size, "flashinfer_comm_fusion.py"))
     return items
 
 
-def _all_to_all(
-    model: ModelFacts, settings: PlanSettings, flags: LaunchFlags, ranks: Parallel
-) -> list[SlackItem]:
-    """Dispatch buffers of the expert-parallel backends."""
-    if not isinstance(model.ffn, Moe) or ranks.all_to_all in ("none", ""):
+def _all_to_all(launch: ResolvedLaunch) -> list[HeadroomItem]:
+    """List the dispatch buffers of the expert-parallel backends."""
+    model, backend = launch.model, launch.ranks.all_to_all
+    if not isinstance(model.ffn, Moe) or backend in ("none", ""):
         return []
-    if ranks.all_to_all == "megamoe":
-        per_rank = flags.variable("SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "1024")
+    if backend == "megamoe":
+        per_rank = launch.flags.variable(
+            "SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "1024"
+        )
         # tokens a rank x top-k, packed activations and bf16 results
         rows = int(per_rank if per_rank.isdigit() else 1024) * model.ffn.experts_per_token
         return [_item("MegaMoE buffers", rows * model.hidden_size * 3, "layers/moe/mega_moe.py")]
@@ -221,47 +206,43 @@ def _all_to_all(
     return [_item("DeepEP buffers", 2 * GIB, "memory_hook.py: reserve_for_deepep_a2a_mb")]
 
 
-def _graphs(
-    model: ModelFacts,
-    settings: PlanSettings,
-    rules: ReleaseRules,
-    running: int,
-    ranks: Parallel,
-) -> list[SlackItem]:
-    items = []
+def _decode_graphs(launch: ResolvedLaunch, running: int) -> list[HeadroomItem]:
+    settings, model = launch.settings, launch.model
+    if not settings.decode_graph_max_bs:
+        return []
     speculative = isinstance(settings.speculation, Speculation)
     max_bs = min(settings.decode_graph_max_bs, max(running, 1))
-    if settings.decode_graph_max_bs:
-        buckets = len(decode_buckets(max_bs, speculative=speculative))
-        # Fitted to public logs: 0.54 GiB of target and 0.21 GiB of draft graphs at TP8;
-        # 1.93 GiB at 320 requests (DeepSeek-V4, 0.5.12, twice the kernels of other models).
-        size = (100 + 8 * buckets + max_bs) * MIB
-        size *= 2 if isinstance(model.cache, CompressedCache) else 1
-        items.append(_item("decode graphs", size, "fitted to public logs"))
-        if speculative:
-            items.append(_item("draft and verify graphs", size * 0.6, "fitted to public logs"))
-        rows = max_bs * _verify_tokens(settings)
-        logits = rows * model.vocab_size * 4 / ranks.tp_size * _gathered(ranks)
-        items.append(_item("logits buffer", logits, "logits_processor.py"))
-    if settings.prefill_graph_buckets:
-        # SGLang's own allowance: memory_hook.py: reserve_for_graph_mb.
-        size = 1536 * MIB if model.uses_mla else 8 * MIB * settings.prefill_graph_buckets
-        items.append(_item("prefill graphs", size, "memory_hook.py: reserve_for_graph_mb"))
-        # The capture pool keeps activations of its own beside the eager ones.
-        # Fitted: Qwen3.8-27B on an RTX 5090 at chunk 2048 needs 3.1-3.4 GiB of slack with a
-        # block draft and under 3.1 without; under 2.8 at chunk 1024.
-        if not model.uses_mla:
-            pool = activation_bytes(model, settings, ranks) / 2
-            items.append(_item("prefill graphs' activations", pool, "fitted to public launches"))
-    return items
+    buckets = len(decode_buckets(max_bs, speculative=speculative))
+    # Fitted to public logs: 0.54 GiB of target and 0.21 GiB of draft graphs at TP8;
+    # 1.93 GiB at 320 requests (DeepSeek-V4, 0.5.12, twice the kernels of other models).
+    size = (100 + 8 * buckets + max_bs) * MIB
+    size *= 2 if isinstance(model.cache, CompressedCache) else 1
+    # Every rank gathers the logits of the whole vocabulary, in fp32.
+    logits = max_bs * verify_tokens(settings) * model.vocab_size * 4
+    items = [_item("decode graphs", size, "fitted to public logs")]
+    if speculative:
+        items.append(_item("draft and verify graphs", size * 0.6, "fitted to public logs"))
+    return [*items, _item("logits buffer", logits, "logits_processor.py")]
 
 
-def _gathered(ranks: Parallel) -> int:
-    """Every rank gathers the whole vocabulary's logits."""
-    return ranks.tp_size
+def _prefill_graphs(launch: ResolvedLaunch) -> list[HeadroomItem]:
+    buckets = launch.settings.prefill_graph_buckets
+    if not buckets:
+        return []
+    # SGLang's own allowance: memory_hook.py: reserve_for_graph_mb.
+    size = 1536 * MIB if launch.model.uses_mla else 8 * MIB * buckets
+    graphs = _item("prefill graphs", size, "memory_hook.py: reserve_for_graph_mb")
+    if launch.model.uses_mla:
+        return [graphs]
+    # The capture pool keeps activations of its own beside the eager ones.
+    # Fitted: Qwen3.8-27B on an RTX 5090 at chunk 2048 needs 3.1-3.4 GiB of headroom with a
+    # block draft and under 3.1 without; under 2.8 at chunk 1024.
+    pool = activation_bytes(launch) / 2
+    return [graphs, _item("prefill graphs' activations", pool, "fitted to public launches")]
 
 
-def _verify_tokens(settings: PlanSettings) -> int:
+def verify_tokens(settings: PlanSettings) -> int:
+    """Count the tokens of a request that one step computes: 1, or the draft tokens."""
     if isinstance(settings.speculation, NoSpeculation):
         return 1
     return settings.speculation.num_draft_tokens
@@ -270,8 +251,9 @@ def _verify_tokens(settings: PlanSettings) -> int:
 # --- activations ------------------------------------------------------------------------------
 
 
-def activation_bytes(model: ModelFacts, settings: PlanSettings, ranks: Parallel) -> int:
-    """One prefill chunk through the widest layer, in bf16."""
+def activation_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes of one prefill chunk in the widest layer, in bf16."""
+    model, settings, ranks = launch.model, launch.settings, launch.ranks
     chunk = settings.chunked_prefill_size
     if chunk <= 0:
         chunk = min(settings.max_prefill_tokens, settings.context_length)
@@ -315,37 +297,57 @@ def _ffn_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
     return 3 * model.ffn.intermediate_size / ranks.dense_tp_size * 2
 
 
-def indexer_bytes(model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules) -> int:
-    """Indexer scratch of a prompt that fills one chunk; no rank shares it."""
+def indexer_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes of indexer scratch for a prompt that fills one chunk; each rank needs all of it."""
+    rows = _chunk_rows(launch.settings)
+    return _indexer_bytes_at(launch, rows, rows)
+
+
+def largest_indexer_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes of indexer scratch at the longest context; 0 if the release cuts rows to fit."""
+    if launch.rules.v4_indexer_row_chunks and isinstance(launch.model.cache, CompressedCache):
+        return 0
+    settings = launch.settings
+    return _indexer_bytes_at(launch, _chunk_rows(settings), settings.context_length)
+
+
+def _chunked_indexer_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes for releases that cut DeepSeek-V4's rows, which use up to a fifth of the headroom."""
+    if not isinstance(launch.model.cache, CompressedCache):
+        return 0
+    if not launch.rules.v4_indexer_row_chunks:
+        return 0
+    settings = launch.settings
+    rows = max(settings.chunked_prefill_size, 1)
+    whole = _indexer_bytes_at(launch, rows, settings.context_length)
+    allowed = 0.2 * launch.gpu.total_bytes * (1 - settings.mem_fraction_static)
+    return int(min(whole, allowed))
+
+
+def _chunk_rows(settings: PlanSettings) -> int:
     chunk = settings.chunked_prefill_size
-    if chunk <= 0:
-        chunk = settings.max_prefill_tokens
-    rows = min(chunk, settings.context_length)
-    return indexer_bytes_at(model, gpu, rules, rows, rows)
+    return min(chunk if chunk > 0 else settings.max_prefill_tokens, settings.context_length)
 
 
-def indexer_bytes_at(
-    model: ModelFacts, gpu: Gpu, rules: ReleaseRules, rows: int, context_tokens: int
-) -> int:
-    """Scratch for `rows` query tokens against a context. layers/attention/dsv4/indexer.py."""
-    if isinstance(model.cache, SparseMlaCache):
-        # fp32 logits, one a query token and context token
+def _indexer_bytes_at(launch: ResolvedLaunch, rows: int, context_tokens: int) -> int:
+    """Bytes for `rows` query tokens against a context: layers/attention/dsv4/indexer.py."""
+    if isinstance(launch.model.cache, SparseMlaCache):
+        # fp32 logits, one per pair of query token and context token
         return rows * context_tokens * 4
-    if not isinstance(model.cache, CompressedCache):
+    if not isinstance(launch.model.cache, CompressedCache):
         return 0
     columns = context_tokens // 4
-    if gpu.compute_capability // 10 == 12 and rules.v4_indexer_sm120 != "tilelang":
+    if uses_torch_indexer(launch):
         # The torch path gathers 132 bytes, copies 128, widens keys to fp32 (512), scores (256).
         return rows * columns * (132 + 128 + 512 + 256 + 4)
     return rows * columns * 4
 
 
-def largest_indexer_bytes(
-    model: ModelFacts, gpu: Gpu, settings: PlanSettings, rules: ReleaseRules
-) -> int:
-    """The same at the longest context, unless the release cuts the rows to what is free."""
-    if rules.v4_indexer_row_chunks and isinstance(model.cache, CompressedCache):
-        return 0
-    chunk = settings.chunked_prefill_size
-    rows = min(chunk if chunk > 0 else settings.max_prefill_tokens, settings.context_length)
-    return indexer_bytes_at(model, gpu, rules, rows, settings.context_length)
+def uses_torch_indexer(launch: ResolvedLaunch) -> bool:
+    """Return whether DeepSeek-V4's indexer runs in torch: on cards of 12.x before TileLang."""
+    on_sm120 = launch.gpu.compute_capability // 10 == 12
+    return (
+        isinstance(launch.model.cache, CompressedCache)
+        and on_sm120
+        and launch.rules.v4_indexer_sm120 != "tilelang"
+    )

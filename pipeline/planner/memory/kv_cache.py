@@ -6,8 +6,8 @@ SGLang model_executor/pool_configurator.py, 0.5.23; release differences come fro
 
 from dataclasses import dataclass
 
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.sglang.layout import Parallel, largest_share
-from pipeline.planner.sglang.releases import ReleaseRules
 from schemas.plan import (
     BlockSparseCache,
     BuiltInDraft,
@@ -66,32 +66,24 @@ class TokenCost:
     spare_bytes: float
 
 
-def token_cost(
-    model: ModelFacts,
-    settings: PlanSettings,
-    ranks: Parallel,
-    rules: ReleaseRules,
-    swa_ratio: float | None,
-) -> TokenCost:
+def token_cost(launch: ResolvedLaunch) -> TokenCost:
     """What one token of `max_total_num_tokens` costs on one GPU."""
-    element = element_bytes(settings.kv_cache_dtype)
-    if isinstance(model.cache, CompressedCache):
-        ratio = 0.1 if swa_ratio is None else swa_ratio
-        return _compressed_cost(model, model.cache, settings, ranks, rules, ratio)
-    stage = _stage(model, ranks)
-    target = layout_bytes(model.cache, ranks, element, settings) * stage
-    if isinstance(model.cache, SparseMlaCache) and not rules.shared_index_elided:
-        reused = model.cache.layers - model.cache.index_layers
-        target += reused * index_bytes(model.cache) * stage
-    ratio = 0.8 if swa_ratio is None else swa_ratio
-    swa = 0.0
-    capped = _request_capped(model, settings, ranks, rules, element)
+    cache = launch.model.cache
+    if isinstance(cache, CompressedCache):
+        return _compressed_cost(launch, cache)
+    capped = _request_capped_cost(launch, cache) if isinstance(cache, SlidingCache) else None
     if capped is not None:
         return capped
-    if isinstance(model.cache, SlidingCache):
-        swa = gqa_bytes(model.cache.window, ranks, element) * _window_stage(model, ranks)
+    stage = _stage(launch)
+    target = layout_bytes(cache, launch.ranks, _element(launch), launch.settings) * stage
+    if isinstance(cache, SparseMlaCache) and not launch.rules.shared_index_elided:
+        reused = cache.layers - cache.index_layers
+        target += reused * index_bytes(cache) * stage
+    ratio, swa = _swa_ratio(launch, default=0.8), 0.0
+    if isinstance(cache, SlidingCache):
+        swa = _window_bytes(launch, cache)
         target += ratio * swa
-    priced, unpriced = _draft_cost(model, settings, ranks, rules, target, element)
+    priced, unpriced = _draft_cost(launch)
     return TokenCost(
         priced_bytes=target + priced,
         unpriced_draft_bytes=unpriced,
@@ -103,16 +95,27 @@ def token_cost(
     )
 
 
-def _stage(model: ModelFacts, ranks: Parallel) -> float:
-    """The largest pipeline stage's part of the layers that keep all tokens."""
-    cache = model.cache
+def _stage(launch: ResolvedLaunch) -> float:
+    """Return the largest pipeline stage's share of the layers that cache every token."""
+    cache = launch.model.cache
     layers = cache.full.layers if isinstance(cache, SlidingCache) else cache.layers
-    return largest_share(layers, model.layers, ranks.pp_size)
+    return largest_share(layers, launch.model.layers, launch.ranks.pp_size)
 
 
-def _window_stage(model: ModelFacts, ranks: Parallel) -> float:
-    assert isinstance(model.cache, SlidingCache)
-    return largest_share(model.cache.window.layers, model.layers, ranks.pp_size)
+def _window_bytes(launch: ResolvedLaunch, cache: SlidingCache) -> float:
+    """Bytes per token of the window layers on the largest pipeline stage."""
+    stage = largest_share(cache.window.layers, launch.model.layers, launch.ranks.pp_size)
+    return gqa_bytes(cache.window, launch.ranks, _element(launch)) * stage
+
+
+def _swa_ratio(launch: ResolvedLaunch, *, default: float) -> float:
+    """Window-pool tokens per full-pool token: --swa-full-tokens-ratio, or SGLang's default."""
+    given = launch.flags.fraction("swa-full-tokens-ratio")
+    return default if given is None else given
+
+
+def _element(launch: ResolvedLaunch) -> float:
+    return element_bytes(launch.settings.kv_cache_dtype)
 
 
 def kv_pool(cost: TokenCost, budget_bytes: int, settings: PlanSettings) -> KvPool:
@@ -179,25 +182,19 @@ def index_bytes(cache: SparseMlaCache) -> float:
 # --- a window pool sized by requests ----------------------------------------------------------
 
 
-def _request_capped(
-    model: ModelFacts,
-    settings: PlanSettings,
-    ranks: Parallel,
-    rules: ReleaseRules,
-    element: float,
-) -> TokenCost | None:
+def _request_capped_cost(launch: ResolvedLaunch, cache: SlidingCache) -> TokenCost | None:
     """SWARequestCapPoolConfigurator: without a prefix cache the window pool holds what the given
     requests can hold, and the rest goes to the full layers.
     """
-    cache, requests = model.cache, settings.max_running_requests
+    settings = launch.settings
+    requests = settings.max_running_requests
     applies = (
-        rules.swa_request_cap
-        and isinstance(cache, SlidingCache)
+        launch.rules.swa_request_cap
         and cache.full.layers > 0
         and settings.disable_radix_cache
         and settings.chunked_prefill_size > 0
     )
-    if not applies or requests is None or not isinstance(cache, SlidingCache):
+    if not applies or requests is None:
         return None
     page = settings.page_size
     drafted, allocated = 1, page
@@ -205,11 +202,11 @@ def _request_capped(
         drafted = settings.speculation.num_draft_tokens
         allocated = 2 * max(settings.speculation.steps * settings.speculation.topk, drafted)
     each = cache.window_tokens + _EVICTION_TOKENS * drafted + page + allocated
-    rows = each * max(1, requests // ranks.attention_dp_size)
+    rows = each * max(1, requests // launch.ranks.attention_dp_size)
     rows += 2 * settings.chunked_prefill_size + page
     rows = -(-rows // page) * page
-    window = gqa_bytes(cache.window, ranks, element) * _window_stage(model, ranks)
-    full = gqa_bytes(cache.full, ranks, element) * _stage(model, ranks)
+    window = _window_bytes(launch, cache)
+    full = gqa_bytes(cache.full, launch.ranks, _element(launch)) * _stage(launch)
     return TokenCost(
         priced_bytes=full,
         unpriced_draft_bytes=0.0,
@@ -224,29 +221,18 @@ def _request_capped(
 # --- draft ------------------------------------------------------------------------------------
 
 
-def _draft_cost(
-    model: ModelFacts,
-    settings: PlanSettings,
-    ranks: Parallel,
-    rules: ReleaseRules,
-    target: float,
-    element: float,
-) -> tuple[float, float]:
+def _draft_cost(launch: ResolvedLaunch) -> tuple[float, float]:
     """Draft KV a token: what the pool prices, and what it only allocates later."""
-    speculation = settings.speculation
+    speculation = launch.settings.speculation
     if isinstance(speculation, NoSpeculation) or speculation.algorithm == "NGRAM":
         return 0.0, 0.0
     if speculation.algorithm in ("DFLASH", "DSPARK"):
-        size = _block_draft_bytes(ranks)
-    elif speculation.built_in:
-        size = _one_layer_bytes(model, ranks, element, settings) * _draft_layers(model)
-    else:
-        # An EAGLE head has one layer of the target's shape.
-        size = _one_layer_bytes(model, ranks, element, settings)
-    priced = rules.draft_kv_priced and _layers_known(model, speculation)
-    if speculation.algorithm in ("DFLASH", "DSPARK"):
-        # Block drafts are priced from the draft's own geometry in every release read.
-        priced = True
+        # Every release prices block drafts from the draft's own geometry.
+        return float(int(_block_draft_bytes(launch.ranks))), 0.0
+    # An EAGLE head has one layer of the target's shape.
+    layers = _draft_layers(launch.model) if speculation.built_in else 1
+    size = _one_layer_bytes(launch) * layers
+    priced = launch.rules.draft_kv_priced and _layers_known(launch.model, speculation)
     return (float(int(size)), 0.0) if priced else (0.0, size)
 
 
@@ -267,16 +253,13 @@ def _draft_layers(model: ModelFacts) -> int:
     return model.draft.layers if isinstance(model.draft, BuiltInDraft) else 1
 
 
-def _one_layer_bytes(
-    model: ModelFacts, ranks: Parallel, element: float, settings: PlanSettings
-) -> float:
-    cache = model.cache
+def _one_layer_bytes(launch: ResolvedLaunch) -> float:
+    """Bytes per token of one full-length layer."""
+    cache, ranks, element = launch.model.cache, launch.ranks, _element(launch)
     if isinstance(cache, SparseMlaCache):
-        return latent_elements(cache, settings) * element + index_bytes(cache)
-    if isinstance(cache, SlidingCache):
-        both = gqa_bytes(cache.full, ranks, element) if cache.full.layers else 0.0
-        return both / max(cache.full.layers, 1)
-    return layout_bytes(cache, ranks, element, settings) / max(cache.layers, 1)
+        return latent_elements(cache, launch.settings) * element + index_bytes(cache)
+    layers = cache.full.layers if isinstance(cache, SlidingCache) else cache.layers
+    return layout_bytes(cache, ranks, element, launch.settings) / max(layers, 1)
 
 
 # --- DeepSeek-V4 ------------------------------------------------------------------------------
@@ -289,24 +272,18 @@ def v4_slot_bytes(ratio: int) -> float:
     return padded / page
 
 
-def _compressed_cost(
-    model: ModelFacts,
-    cache: CompressedCache,
-    settings: PlanSettings,
-    ranks: Parallel,
-    rules: ReleaseRules,
-    swa_ratio: float,
-) -> TokenCost:
+def _compressed_cost(launch: ResolvedLaunch, cache: CompressedCache) -> TokenCost:
     """DSV4PoolConfigurator. Tensor parallelism divides none of it."""
-    speculative = not isinstance(settings.speculation, NoSpeculation)
+    rules, swa_ratio = launch.rules, _swa_ratio(launch, default=0.1)
+    speculative = not isinstance(launch.settings.speculation, NoSpeculation)
     if rules.v4_c128_state == "per_token":
         full, swa = _compressed_per_token(cache, speculative=speculative, swa_ratio=swa_ratio)
         fixed = 0
     else:
         price = _compressed_paged if rules.v4_padded_pages else _compressed_plain
         full, swa = price(cache, speculative=speculative, swa_ratio=swa_ratio)
-        fixed = _c128_fixed_bytes(cache, settings, ranks, speculative=speculative)
-    stage = _stage(model, ranks)
+        fixed = _c128_fixed_bytes(launch, cache, speculative=speculative)
+    stage = _stage(launch)
     return TokenCost(
         priced_bytes=full * stage,
         unpriced_draft_bytes=0.0,
@@ -361,11 +338,10 @@ def _compressed_per_token(
     return full * growth, swa * growth
 
 
-def _c128_fixed_bytes(
-    cache: CompressedCache, settings: PlanSettings, ranks: Parallel, *, speculative: bool
-) -> int:
+def _c128_fixed_bytes(launch: ResolvedLaunch, cache: CompressedCache, *, speculative: bool) -> int:
     ring = 256 if speculative else 128
-    requests = max(1, (settings.max_running_requests or 256) // ranks.attention_dp_size)
+    requested = launch.settings.max_running_requests or 256
+    requests = max(1, requested // launch.ranks.attention_dp_size)
     rows = (requests + 1) * ring + ring + 1
     rows = -(-rows // 128) * 128
     return rows * _C128_STATE_BYTES * cache.c128_layers

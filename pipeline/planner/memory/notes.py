@@ -1,8 +1,9 @@
 """What a person should know about a launch beside its verdict."""
 
-from pipeline.planner.memory.headroom import largest_indexer_bytes
+from pipeline.planner.memory.headroom import largest_indexer_bytes, uses_torch_indexer
 from pipeline.planner.memory.kv_cache import KvPool
-from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, Stopped
+from pipeline.planner.memory.launch import ResolvedLaunch
+from pipeline.planner.memory.sizing import Sized, Stopped
 from pipeline.planner.memory.state_pool import StatePool
 from schemas.plan import CompressedCache, GqaCache, SlidingCache, SparseMlaCache
 from schemas.units import GIB
@@ -53,14 +54,12 @@ def _micro_batches(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str
 
 def _indexer(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
     """DeepSeek-V4 and V3.2: scratch outside the fraction, the same on every rank."""
-    model, gpu, rules = launch.model, launch.gpu, launch.rules
     settings = launch.settings
-    sm120 = gpu.compute_capability // 10 == 12
-    if isinstance(model.cache, CompressedCache) and sm120 and rules.v4_indexer_sm120 != "tilelang":
+    if uses_torch_indexer(launch):
         return [_torch_indexer(launch)]
-    if not isinstance(model.cache, CompressedCache | SparseMlaCache):
+    if not isinstance(launch.model.cache, CompressedCache | SparseMlaCache):
         return []
-    size = largest_indexer_bytes(model, gpu, settings, rules)
+    size = largest_indexer_bytes(launch)
     slack = outcome.slack_bytes if isinstance(outcome, Sized) else 0
     if size <= slack / 2:
         return []

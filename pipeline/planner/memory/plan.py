@@ -4,18 +4,18 @@ The one entry for form 1 of `jobs.plan` and for the search. It joins the steps; 
 arithmetic lives in its own module.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.models.formats import online_format
 from pipeline.planner.memory.advice import advice_for
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.notes import launch_warnings, log_lines
-from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, Stopped, assess, load_figures
+from pipeline.planner.memory.sizing import Sized, Stopped, assess, load_figures
 from pipeline.planner.memory.state_pool import StatePool
 from pipeline.planner.memory.verdict import judgement, memory_budget, uncertainty_bytes
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import parallel_of
-from pipeline.planner.sglang.releases import rules_for
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from pipeline.planner.sglang.releases import ReleaseRules, rules_for
+from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, ModelFacts
 
 
@@ -61,64 +61,74 @@ def plan_launch(
     version: str | None = None,
     lengths: ExpectedLengths | None = None,
     calibration: Calibration | None = None,
-    with_advice: bool = True,
 ) -> LaunchPlan | RefusedPlan:
-    """The forecast of a launch, or the refusal that comes before it."""
+    """Forecast a launch, or return SGLang's refusal of its arguments. Gives no advice."""
     rules, notes = rules_for(version)
-    model = _with_online_format(model, flags)
-    settings = resolved(flags, model, gpu, rules)
-    if isinstance(settings, RefusedLaunch):
-        return RefusedPlan(
-            message=settings.message,
-            model=model.name,
-            gpu=gpu,
-            release=rules.label,
-            argv=flags.argv(),
-            assumptions=notes,
-            with_tracked_states=_with_tracked_states(
-                model, gpu, flags, version, lengths, calibration
-            ),
-        )
-    launch = ResolvedLaunch(
-        model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
-        settings=settings, calibration=calibration,
-    )  # fmt: skip
-    return _plan(launch, notes, lengths or ExpectedLengths(), with_advice=with_advice)
+    launch = _resolved(model, gpu, flags, rules, calibration)
+    if isinstance(launch, ResolvedLaunch):
+        return _plan(launch, notes, lengths or ExpectedLengths())
+    return RefusedPlan(
+        message=launch.message,
+        model=model.name,
+        gpu=gpu,
+        release=rules.label,
+        argv=flags.argv(),
+        assumptions=notes,
+        with_tracked_states=None,
+    )
 
 
-def _with_tracked_states(
+def explain_launch(
     model: ModelFacts,
     gpu: Gpu,
     flags: LaunchFlags,
-    version: str | None,
-    lengths: ExpectedLengths | None,
-    calibration: Calibration | None,
-) -> LaunchPlan | None:
-    """Old releases refuse speculation beside a prefix cache without tracked states."""
-    strategy = flags.text("mamba-radix-cache-strategy", "auto")
-    if strategy.startswith("extra_buffer") or not flags.has("speculative-algorithm"):
-        return None
-    if not isinstance(model.state, LinearState):
-        return None
+    *,
+    version: str | None = None,
+    lengths: ExpectedLengths | None = None,
+    calibration: Calibration | None = None,
+) -> LaunchPlan | RefusedPlan:
+    """Forecast a launch with advice, which costs a few dozen forecasts more.
+
+    A refusal for lack of tracked states comes with the plan of the launch that has them.
+    """
+    plan = plan_launch(model, gpu, flags, version=version, lengths=lengths, calibration=calibration)
+    launch = _resolved(model, gpu, flags, rules_for(version)[0], calibration)
+    if isinstance(plan, LaunchPlan) and isinstance(launch, ResolvedLaunch):
+        return replace(plan, advice=advice_for(launch))
+    if isinstance(plan, LaunchPlan) or not _lacks_tracked_states(model, flags):
+        return plan
     tracked = flags.changed({"mamba-radix-cache-strategy": "extra_buffer"})
-    plan = plan_launch(
-        model, gpu, tracked, version=version, lengths=lengths, calibration=calibration,
-    )  # fmt: skip
-    return plan if isinstance(plan, LaunchPlan) else None
+    other = explain_launch(
+        model, gpu, tracked, version=version, lengths=lengths, calibration=calibration
+    )
+    return replace(plan, with_tracked_states=other if isinstance(other, LaunchPlan) else None)
 
 
-def _with_online_format(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:
+def _lacks_tracked_states(model: ModelFacts, flags: LaunchFlags) -> bool:
+    """Return whether older releases refuse the launch: speculation beside a prefix cache."""
+    strategy = flags.text("mamba-radix-cache-strategy", "auto")
+    return (
+        isinstance(model.state, LinearState)
+        and flags.has("speculative-algorithm")
+        and not strategy.startswith("extra_buffer")
+    )
+
+
+def _resolved(
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+    calibration: Calibration | None,
+) -> ResolvedLaunch | RefusedLaunch:
+    """Resolve a launch of the model as --quantization stores it."""
     quantization = flags.text("quantization")
-    if not quantization:
-        return model
-    values = {name: getattr(model, name) for name in ModelFacts.__slots__}
-    values["format"] = online_format(model.format, quantization)
-    return ModelFacts(**values)
+    if quantization:
+        model = replace(model, format=online_format(model.format, quantization))
+    return resolve_launch(model, gpu, flags, rules, calibration)
 
 
-def _plan(
-    launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths, *, with_advice: bool
-) -> LaunchPlan:
+def _plan(launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths) -> LaunchPlan:
     outcome = assess(launch)
     judged = judgement(launch, outcome)
     load = load_figures(launch)
@@ -151,7 +161,7 @@ def _plan(
         uncertainty_tokens=int(error / per_token) if per_token else 0,
         assumptions=_assumptions(launch, notes, lengths),
         warnings=(*judged.doubts, *launch_warnings(launch, outcome)),
-        advice=advice_for(launch, outcome, judged) if with_advice else (),
+        advice=(),
         log_lines=log_lines(launch, outcome, judged.message),
     )
 

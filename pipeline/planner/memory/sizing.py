@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 
 from pipeline.planner.memory.headroom import SlackNeeds, slack_needs
 from pipeline.planner.memory.kv_cache import KvPool, TokenCost, kv_pool, token_cost
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.state_pool import NoStatePool, StatePool, state_pool
 from pipeline.planner.memory.weights import draft_weights, target_bytes
 from pipeline.planner.sglang.defaults import text_only
-from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import Parallel, requests_at_once
 from pipeline.planner.sglang.releases import ReleaseRules
 from schemas.plan import (
-    Calibration,
     Gpu,
     LinearState,
-    ModelFacts,
     NoVision,
     PlanSettings,
     SlidingCache,
@@ -33,19 +31,6 @@ CAPTURE_MESSAGE = (
     "1. set --mem-fraction-static to a smaller value"
 )
 RUNTIME_MESSAGE = "torch.OutOfMemoryError: CUDA out of memory, at the first large prefill"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedLaunch:
-    """Everything that a pass needs, resolved."""
-
-    model: ModelFacts
-    gpu: Gpu
-    flags: LaunchFlags
-    ranks: Parallel
-    rules: ReleaseRules
-    settings: PlanSettings
-    calibration: Calibration | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +92,7 @@ def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | 
     rest -= multimodal_reserve_bytes(launch)
     states: NoStatePool | StatePool = NoStatePool(rest_bytes=rest)
     if isinstance(launch.model.state, LinearState):
-        states = state_pool(
-            launch.model.state, rest, launch.flags, launch.settings, launch.ranks, launch.rules,
-            launch.model.layers,
-        )  # fmt: skip
+        states = state_pool(launch, launch.model.state, rest)
     stopped = _sizing_failure(launch, load, rest, states)
     if stopped:
         return stopped
@@ -120,16 +102,15 @@ def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | 
 def load_figures(launch: ResolvedLaunch) -> LoadFigures:
     """Free memory and weights: a calibration's figures where it has them."""
     known = launch.calibration
-    ranks, flags, rules = launch.ranks, launch.flags, launch.rules
-    draft = draft_weights(launch.model, ranks, flags, rules, launch.settings.speculation)
+    draft = draft_weights(launch)
     resident, freed = draft.resident_bytes, draft.freed_bytes
     if known and known.draft_weights_bytes is not None and resident:
         freed = min(freed, known.draft_weights_bytes)
         resident = known.draft_weights_bytes - freed
-    free = launch.gpu.total_bytes - context_bytes(launch.gpu, ranks)
+    free = launch.gpu.total_bytes - context_bytes(launch.gpu, launch.ranks)
     if known and known.free_before_load_bytes is not None:
         free = known.free_before_load_bytes
-    weights = target_bytes(launch.model, ranks, flags, rules)
+    weights = target_bytes(launch)
     if known and known.weights_bytes is not None:
         weights = known.weights_bytes
     return LoadFigures(
@@ -137,7 +118,7 @@ def load_figures(launch: ResolvedLaunch) -> LoadFigures:
         weights_bytes=weights,
         draft_resident_bytes=resident,
         draft_freed_bytes=freed,
-        draft_first=rules.draft_loads_before_pool,
+        draft_first=launch.rules.draft_loads_before_pool,
     )
 
 
@@ -220,8 +201,7 @@ def _sized(
     launch: ResolvedLaunch, load: LoadFigures, states: NoStatePool | StatePool
 ) -> Stopped | Sized:
     settings = launch.settings
-    swa_ratio = launch.flags.fraction("swa-full-tokens-ratio")
-    cost = token_cost(launch.model, settings, launch.ranks, launch.rules, swa_ratio)
+    cost = token_cost(launch)
     pool = kv_pool(cost, int(states.rest_bytes), settings)
     slots = states.slots if isinstance(states, StatePool) else 0
     verify = states.intermediate_bytes if isinstance(states, StatePool) else 0
@@ -241,10 +221,7 @@ def _sized(
         message = no_requests_message(slots, ratio)
         return _stopped("state_pool", message, load, states.rest_bytes, slots, verify)
     slack = _slack_bytes(load, states, pool)
-    needs = slack_needs(
-        launch.model, launch.gpu, settings, launch.flags, launch.ranks, launch.rules, cost,
-        pool.tokens, running,
-    )  # fmt: skip
+    needs = slack_needs(launch, cost, pool.tokens, running)
     known, ranks = launch.calibration, launch.ranks
     if known and known.graph_bytes is not None:
         needs = needs.with_logged_graphs(known.graph_bytes)

@@ -6,11 +6,11 @@ last row. How sure the verdict is comes from assessing the launch with better an
 
 from dataclasses import dataclass
 
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.sizing import (
     CAPTURE_MESSAGE,
     RUNTIME_MESSAGE,
     LoadFigures,
-    ResolvedLaunch,
     Sized,
     Stopped,
     assess,

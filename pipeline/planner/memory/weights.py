@@ -4,16 +4,15 @@
 its draft. Neither knows how large the card is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.models.formats import bytes_per_param, format_of
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.sglang.defaults import text_only
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import Parallel, largest_share
-from pipeline.planner.sglang.releases import ReleaseRules
+from pipeline.planner.sglang.layout import Parallel, largest_share, parallel_of
 from schemas.plan import (
     BuiltInDraft,
-    CheckpointFormat,
     CompressedCache,
     Dense,
     ModelFacts,
@@ -40,6 +39,7 @@ _BLOCK_DRAFT_LAYERS = 5
 # assumed: the DSpark tail of a DeepSeek-V4 checkpoint, whose `compress_ratios` has 46 entries
 # for 43 layers
 _V4_DSPARK_LAYERS = 3
+_ONE_RANK = parallel_of(LaunchFlags(model_path="", values=()))
 _EAGLE3_VOCAB = 32_000  # the reduced vocabulary of the published EAGLE-3 heads
 
 
@@ -51,82 +51,67 @@ class DraftWeights:
     freed_bytes: int
 
 
-def target_bytes(
-    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
-) -> int:
+def target_bytes(launch: ResolvedLaunch) -> int:
     """The model's own weights, draft excluded.
 
     `--torchao-config` quantises what is already on the device in bf16, so it changes nothing here
     (sglang#10736: Qwen3-Next as int8 does not load on one 96 GB card).
     """
-    if model.checkpoint_bytes and not flags.text("quantization"):
-        return _scaled_checkpoint(model, ranks, flags, rules)
-    total = _sum(model.tensors, model, ranks, flags, rules)
-    total += _repacking_residue(model, ranks, flags, rules)
+    if launch.model.checkpoint_bytes and not launch.flags.text("quantization"):
+        return _scaled_checkpoint(launch)
+    total = _sum(launch.model.tensors, launch) + _repacking_residue(launch)
     return int(total) + LOAD_RESIDUE_BYTES
 
 
-def _repacking_residue(
-    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
-) -> float:
+def _repacking_residue(launch: ResolvedLaunch) -> float:
     """Four-bit experts are rearranged after loading, and the gaps stay with the allocator.
 
     Fitted: four public logs (R1 and GLM-5 NVFP4, Kimi-K2.5 and K2.6 int4) lie 1-3.5 % of the
     experts' bytes above the arithmetic.
     """
+    model = launch.model
     experts = tuple(
         group
         for group in model.tensors
         if group.shard == "expert" and format_of(group, model.format) in _REPACKED
     )
-    return _REPACKING_FRACTION * _sum(experts, model, ranks, flags, rules)
+    return _REPACKING_FRACTION * _sum(experts, launch)
 
 
-def draft_weights(
-    model: ModelFacts,
-    ranks: Parallel,
-    flags: LaunchFlags,
-    rules: ReleaseRules,
-    speculation: NoSpeculation | Speculation,
-) -> DraftWeights:
+def draft_weights(launch: ResolvedLaunch) -> DraftWeights:
     """The draft's weights; a built-in draft first loads an embedding and a head of its own."""
+    speculation = launch.settings.speculation
     if isinstance(speculation, NoSpeculation) or speculation.algorithm == "NGRAM":
         return DraftWeights(resident_bytes=0, freed_bytes=0)
     if speculation.built_in:
-        return _built_in_draft(model, ranks, flags, rules, speculation)
-    return DraftWeights(
-        resident_bytes=_separate_draft_bytes(model, ranks, speculation), freed_bytes=0
-    )
+        return _built_in_draft(launch, speculation)
+    size = _separate_draft_bytes(launch.model, launch.ranks, speculation)
+    return DraftWeights(resident_bytes=size, freed_bytes=0)
 
 
-def _built_in_draft(
-    model: ModelFacts,
-    ranks: Parallel,
-    flags: LaunchFlags,
-    rules: ReleaseRules,
-    speculation: Speculation,
-) -> DraftWeights:
-    if whole_model_drafts(model, flags, rules):
-        return DraftWeights(resident_bytes=target_bytes(model, ranks, flags, rules), freed_bytes=0)
+def _built_in_draft(launch: ResolvedLaunch, speculation: Speculation) -> DraftWeights:
+    model = launch.model
+    if whole_model_drafts(launch):
+        return DraftWeights(resident_bytes=target_bytes(launch), freed_bytes=0)
     assert isinstance(model.draft, BuiltInDraft)
-    layers = _sum(model.draft.tensors, model, ranks, flags, rules)
+    layers = _sum(model.draft.tensors, launch)
     if speculation.algorithm == "DSPARK":
         layers *= _V4_DSPARK_LAYERS / model.draft.layers
     vocabulary = [group for group in model.tensors if group.shard in ("embedding", "head")]
     # The draft keeps its copies in the model's own type until it is handed the target's.
-    copies = sum(2 * group.params * rank_share(group, model, ranks) for group in vocabulary)
+    copies = sum(2 * group.params * rank_share(group, model, launch.ranks) for group in vocabulary)
     return DraftWeights(resident_bytes=int(layers), freed_bytes=int(copies))
 
 
-def whole_model_drafts(model: ModelFacts, flags: LaunchFlags, rules: ReleaseRules) -> bool:
+def whole_model_drafts(launch: ResolvedLaunch) -> bool:
     """Whether the release takes the whole model for its own draft.
 
     Public report on GLM-5, 2026-03 (0.5.9): without spec V2, NEXTN loads the model twice.
     """
     return (
-        rules.spec_v2_switch
-        and model.architecture == "GlmMoeDsaForCausalLM"
-        and not flags.switched_on("SGLANG_ENABLE_SPEC_V2", default=True)
+        launch.rules.spec_v2_switch
+        and launch.model.architecture == "GlmMoeDsaForCausalLM"
+        and not launch.flags.switched_on("SGLANG_ENABLE_SPEC_V2", default=True)
     )
 
 
@@ -154,20 +139,15 @@ def _dense_width(model: ModelFacts) -> int:
     return max(model.ffn.intermediate_size * model.ffn.experts_per_token, 3 * model.hidden_size)
 
 
-def _sum(
-    groups: tuple[TensorGroup, ...],
-    model: ModelFacts,
-    ranks: Parallel,
-    flags: LaunchFlags,
-    rules: ReleaseRules,
-) -> float:
+def _sum(groups: tuple[TensorGroup, ...], launch: ResolvedLaunch) -> float:
+    model, ranks = launch.model, launch.ranks
     total = 0.0
     ends: list[float] = []
     for group in groups:
-        if group.shard == "vision" and text_only(flags):
+        if group.shard == "vision" and text_only(launch.flags):
             continue
         size = group.params * rank_share(group, model, ranks)
-        size *= _group_bytes(group, model.format, model, flags, rules)
+        size *= _group_bytes(group, launch)
         if ranks.pp_size > 1 and group.shard in ("embedding", "head"):
             ends.append(size)
         else:
@@ -207,15 +187,10 @@ def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
     return 1.0
 
 
-def _group_bytes(
-    group: TensorGroup,
-    checkpoint: CheckpointFormat,
-    model: ModelFacts,
-    flags: LaunchFlags,
-    rules: ReleaseRules,
-) -> float:
-    plain = bytes_per_param(group, checkpoint)
-    if group.shard != "expert" or format_of(group, checkpoint) != "mxfp4":
+def _group_bytes(group: TensorGroup, launch: ResolvedLaunch) -> float:
+    model, flags = launch.model, launch.flags
+    plain = bytes_per_param(group, model.format)
+    if group.shard != "expert" or format_of(group, model.format) != "mxfp4":
         return plain
     if not isinstance(model.cache, CompressedCache):
         return plain
@@ -227,25 +202,19 @@ def _group_bytes(
     # MegaMoE reads the e8m0 scales as they are stored. layers/moe/mega_moe.py, 0.5.23.
     if flags.text("moe-a2a-backend") == "megamoe":
         return plain
-    if rules.v4_expert_scales_fp32 or not fast:
+    if launch.rules.v4_expert_scales_fp32 or not fast:
         return 0.5 + 4 / 32
     return plain
 
 
-def _scaled_checkpoint(
-    model: ModelFacts, ranks: Parallel, flags: LaunchFlags, rules: ReleaseRules
-) -> int:
+def _scaled_checkpoint(launch: ResolvedLaunch) -> int:
     """Exact file bytes, shared out as the arithmetic shares the tensors.
 
     The file also holds the draft layers, which the target does not load.
     """
-    alone = Parallel(
-        tp_size=1, pp_size=1, micro_batches=1, largest_micro_batch=None, attention_dp_size=1,
-        attention_tp_size=1, dcp_size=1, dense_tp_size=1, all_to_all="none", redundant_experts=0,
-        dp_lm_head=False,
-    )  # fmt: skip
+    model = launch.model
+    alone = replace(launch, ranks=_ONE_RANK)
     stored = tuple(g for g in model.tensors if "absorbed" not in g.names[0])
     draft = model.draft.tensors if isinstance(model.draft, BuiltInDraft) else ()
-    whole = _sum(stored, model, alone, flags, rules) + _sum(draft, model, alone, flags, rules)
-    ratio = model.checkpoint_bytes / whole
-    return int(_sum(model.tensors, model, ranks, flags, rules) * ratio) + LOAD_RESIDUE_BYTES
+    ratio = model.checkpoint_bytes / (_sum(stored, alone) + _sum(draft, alone))
+    return int(_sum(model.tensors, launch) * ratio) + LOAD_RESIDUE_BYTES

@@ -11,14 +11,13 @@ from pipeline.errors import PlanError
 from pipeline.models.facts import model_facts
 from pipeline.models.files import catalogue_names, find_model
 from pipeline.planner.cards import gpu_named
-from pipeline.planner.memory.sizing import ResolvedLaunch
+from pipeline.planner.memory.launch import resolve_launch
 from pipeline.planner.rate.kernels import FITTED
 from pipeline.planner.rate.step_time import Kernels, Replica, replica_of_launch
 from pipeline.planner.rate.throughput import Rate, Workload, rate_at
 from pipeline.planner.sglang.flags import parse_launch_line
-from pipeline.planner.sglang.layout import parallel_of
 from pipeline.planner.sglang.releases import rules_for
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Gpu, ModelFacts, Moe
 
 
@@ -97,13 +96,9 @@ def _replica(
 ) -> Replica:
     flags = parse_launch_line(words)
     rules, _ = rules_for(version)
-    settings = resolved(flags, model, gpu, rules)
-    if isinstance(settings, RefusedLaunch):
-        raise PlanError(settings.message)
-    launch = ResolvedLaunch(
-        model=model, gpu=gpu, flags=flags, ranks=parallel_of(flags), rules=rules,
-        settings=settings, calibration=None,
-    )  # fmt: skip
+    launch = resolve_launch(model, gpu, flags, rules)
+    if isinstance(launch, RefusedLaunch):
+        raise PlanError(launch.message)
     return replica_of_launch(launch, kernels)
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from pipeline.errors import PlanError
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
-from pipeline.planner.memory.sizing import ResolvedLaunch, Sized, assess
+from pipeline.planner.memory.sizing import Sized, assess
 from pipeline.planner.memory.verdict import judgement
 from pipeline.planner.rate.running import cap_of
 from pipeline.planner.sglang.calibration import fits_layout
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import parallel_of
 from pipeline.planner.sglang.releases import rules_for, runs_in_stages
-from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
 
 Changes = dict[str, str | None]
@@ -167,7 +167,7 @@ def _why_not(
     ranks = [tp for tp in _RANKS if tp <= option.count and model.heads % tp == 0]
     plain: Changes = {"tp-size": str(max(ranks)), "mem-fraction-static": _FRACTIONS[0]}
     line = base.changed({name: value for name, value in plain.items() if not base.has(name)})
-    plan = plan_launch(model, option.gpu, line, version=version, lengths=lengths, with_advice=False)
+    plan = plan_launch(model, option.gpu, line, version=version, lengths=lengths)
     name = f"{_named(option)} at TP {line.number('tp-size')}"
     if isinstance(plan, LaunchPlan) and plan.stage is not None:
         return f"{name}: {plan.stage.replace('_', ' ')}: {plan.message}"
@@ -419,18 +419,8 @@ def _launch(
     calibration: Calibration | None,
 ) -> ResolvedLaunch | None:
     rules, _ = rules_for(version)
-    settings = resolved(flags, model, option.gpu, rules)
-    if isinstance(settings, RefusedLaunch):
-        return None
-    return ResolvedLaunch(
-        model=model,
-        gpu=option.gpu,
-        flags=flags,
-        ranks=parallel_of(flags),
-        rules=rules,
-        settings=settings,
-        calibration=calibration,
-    )
+    launch = resolve_launch(model, option.gpu, flags, rules, calibration)
+    return None if isinstance(launch, RefusedLaunch) else launch
 
 
 def planned(
@@ -442,7 +432,7 @@ def planned(
     for line in (flags, launch.flags):
         plan = plan_launch(
             launch.model, launch.gpu, line, version=version, lengths=lengths,
-            calibration=launch.calibration, with_advice=False,
+            calibration=launch.calibration,
         )  # fmt: skip
         if not isinstance(plan, LaunchPlan) or plan.verdict != "fits":
             continue

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pipeline.models.formats import bytes_per_param, format_of
 from pipeline.planner.cards import speed_of
-from pipeline.planner.memory.sizing import ResolvedLaunch
+from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.memory.weights import rank_share
 from pipeline.planner.rate.errors import RateClass, rate_class_of

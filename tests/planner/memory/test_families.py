@@ -28,9 +28,7 @@ def params(model: ModelFacts) -> float:
 
 def plan(model: ModelFacts, line: str = "", gpu: str = "h200", version: str = "") -> LaunchPlan:
     """The forecast of a launch that SGLang does not refuse."""
-    made = plan_launch(
-        model, gpu_named(gpu), parse_launch_line(line.split()), version=version, with_advice=False
-    )
+    made = plan_launch(model, gpu_named(gpu), parse_launch_line(line.split()), version=version)
     assert isinstance(made, LaunchPlan), made
     return made
 
@@ -63,7 +61,6 @@ def test_every_model_of_the_catalogue_has_a_plan(name: str) -> None:
         gpu_named("b300"),
         parse_launch_line(["--tp", "8"]),
         version="0.5.23",
-        with_advice=False,
     )
     if isinstance(made, RefusedPlan):
         assert "divi" in made.message  # heads that eight ranks do not divide

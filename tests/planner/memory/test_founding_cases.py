@@ -23,7 +23,6 @@ def plan(model: str, version: str, line: str, calibration: Calibration | None = 
         parse_launch_line(line.split()),
         version=version,
         calibration=calibration,
-        with_advice=False,
     )
     assert isinstance(made, LaunchPlan), made
     return made

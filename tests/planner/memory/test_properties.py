@@ -57,7 +57,7 @@ def lines(draw: st.DrawFn) -> LaunchFlags:
 
 def plan(name: str, gpu: Gpu, flags: LaunchFlags, version: str) -> LaunchPlan | None:
     """The forecast, or nothing where SGLang refuses the line."""
-    made = plan_launch(facts(name), gpu, flags, version=version, with_advice=False)
+    made = plan_launch(facts(name), gpu, flags, version=version)
     return None if isinstance(made, RefusedPlan) else made
 
 

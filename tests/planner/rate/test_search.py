@@ -52,9 +52,7 @@ def test_every_plan_found_fits_when_it_is_explained(name: str, gpu: str, count: 
     found = search(name, option(gpu, count), limits=MAY_CHANGE_OUTPUT)
     assert found
     for item in found:
-        again = plan_launch(
-            facts(name), gpu_named(gpu), parse_launch_line(item.plan.argv), with_advice=False
-        )
+        again = plan_launch(facts(name), gpu_named(gpu), parse_launch_line(item.plan.argv))
         assert isinstance(again, LaunchPlan)
         assert again.verdict == "fits"
         assert again.capacity == item.plan.capacity

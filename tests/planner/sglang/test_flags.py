@@ -36,7 +36,7 @@ def planned(
 ) -> LaunchPlan | RefusedPlan:
     """The forecast or the refusal of a line."""
     flags = parse(line)
-    return plan_launch(facts(name), gpu_named(gpu), flags, version=version, with_advice=False)
+    return plan_launch(facts(name), gpu_named(gpu), flags, version=version)
 
 
 def settings(name: str, line: str, gpu: str = "h200", version: str = "0.5.23") -> LaunchPlan:

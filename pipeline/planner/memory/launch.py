@@ -1,0 +1,44 @@
+"""A launch whose flags are resolved: the record that sizing, rating and advice share."""
+
+from dataclasses import dataclass
+
+from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.layout import Parallel, parallel_of
+from pipeline.planner.sglang.releases import ReleaseRules
+from pipeline.planner.sglang.settings import RefusedLaunch, resolved
+from schemas.plan import Calibration, Gpu, ModelFacts, PlanSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLaunch:
+    """A model on a card under one launch line, with SGLang's defaults filled in."""
+
+    model: ModelFacts
+    gpu: Gpu
+    flags: LaunchFlags
+    ranks: Parallel
+    rules: ReleaseRules
+    settings: PlanSettings
+    calibration: Calibration | None
+
+
+def resolve_launch(
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+    calibration: Calibration | None = None,
+) -> ResolvedLaunch | RefusedLaunch:
+    """Resolve a launch line as SGLang does, or return SGLang's refusal."""
+    settings = resolved(flags, model, gpu, rules)
+    if isinstance(settings, RefusedLaunch):
+        return settings
+    return ResolvedLaunch(
+        model=model,
+        gpu=gpu,
+        flags=flags,
+        ranks=parallel_of(flags),
+        rules=rules,
+        settings=settings,
+        calibration=calibration,
+    )
