@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explained(options: argparse.Namespace, line: list[str]) -> str:
-    from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
+    from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
     from pipeline.planner.sglang.flags import parse_launch_line
 
     flags = parse_launch_line(line)
@@ -107,7 +107,7 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
     model = _model(options, flags)
 
     def planned(calibration: "Calibration | None") -> "LaunchPlan | RefusedPlan":
-        return plan_launch(
+        return explain_launch(
             model, gpu, flags, version=options.sglang_version, lengths=lengths,
             calibration=calibration,
         )  # fmt: skip

@@ -301,7 +301,7 @@ class BudgetRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlackItem:
+class HeadroomItem:
     """Something the fraction never pays for."""
 
     name: str
@@ -359,8 +359,8 @@ class LaunchPlan:
     kv_bytes: int
     state_bytes: int
     intermediate_state_bytes: int
-    slack_bytes: int
-    slack_items: tuple[SlackItem, ...]
+    headroom_bytes: int
+    headroom_items: tuple[HeadroomItem, ...]
     requests_at_expected_length: int
     uncertainty_bytes: int
     uncertainty_tokens: int

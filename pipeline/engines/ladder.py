@@ -463,7 +463,7 @@ def _is_better(plan: LaunchPlan, demand: _Demand, forecasts: _Forecasts) -> bool
 
 
 def _headroom(plan: LaunchPlan) -> int:
-    return plan.slack_bytes - sum(item.bytes for item in plan.slack_items)
+    return plan.headroom_bytes - sum(item.bytes for item in plan.headroom_items)
 
 
 def _loaded_bytes(plan: LaunchPlan) -> int:

@@ -157,7 +157,7 @@ RUNTIME = "runtime--indexer-scratch-at-prefill"
 
 
 def headroom(made: LaunchPlan) -> int:
-    return made.slack_bytes - sum(item.bytes for item in made.slack_items)
+    return made.headroom_bytes - sum(item.bytes for item in made.headroom_items)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def _running_in_all(plan: RatedPlan) -> float:
 
 
 def _left_gib(plan: LaunchPlan) -> float:
-    return (plan.slack_bytes - sum(item.bytes for item in plan.slack_items)) / GIB
+    return (plan.headroom_bytes - sum(item.bytes for item in plan.headroom_items)) / GIB
 
 
 def _stages_lines(search: RatedSearch) -> list[str]:

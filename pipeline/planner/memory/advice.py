@@ -102,7 +102,7 @@ def _candidates(launch: ResolvedLaunch) -> Iterator[Change]:
             "fewer tokens to verify at once",
         )
         yield _without_speculation(), "no draft and no verify states"
-    yield from _slack_changes(launch)
+    yield from _headroom_changes(launch)
     for tp in _RANKS:
         if tp > launch.settings.tp_size and _divides(launch, tp):
             yield {"tp-size": str(tp)}, "the weights are divided over more cards"
@@ -132,7 +132,7 @@ def _state_changes(launch: ResolvedLaunch) -> Iterator[Change]:
         yield {"disable-radix-cache": ""}, "1 state slot a request"
 
 
-def _slack_changes(launch: ResolvedLaunch) -> Iterator[Change]:
+def _headroom_changes(launch: ResolvedLaunch) -> Iterator[Change]:
     settings = launch.settings
     if settings.chunked_prefill_size > 2048:
         half = settings.chunked_prefill_size * launch.ranks.attention_dp_size // 2

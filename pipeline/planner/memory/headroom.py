@@ -13,12 +13,12 @@ from pipeline.planner.sglang.layout import Parallel
 from schemas.plan import (
     CompressedCache,
     Gpu,
+    HeadroomItem,
     LinearState,
     ModelFacts,
     Moe,
     NoSpeculation,
     PlanSettings,
-    SlackItem,
     SparseMlaCache,
     Speculation,
 )
@@ -43,12 +43,12 @@ _RUNTIME_RANKS_PCIE_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlackNeeds:
+class HeadroomNeeds:
     """Items that the free memory must hold, split by when they are claimed."""
 
-    fixed: tuple[SlackItem, ...]
-    capture: tuple[SlackItem, ...]
-    serving: tuple[SlackItem, ...]
+    fixed: tuple[HeadroomItem, ...]
+    capture: tuple[HeadroomItem, ...]
+    serving: tuple[HeadroomItem, ...]
 
     def before_capture_bytes(self) -> int:
         """Held when graph capture ends."""
@@ -62,12 +62,12 @@ class SlackNeeds:
         """The part that is an estimate rather than a shape."""
         return _sum(self.capture) + _sum(self.serving)
 
-    def with_logged_graphs(self, size: int) -> "SlackNeeds":
+    def with_logged_graphs(self, size: int) -> "HeadroomNeeds":
         """The same, with a log's graph memory in place of the estimate."""
-        logged = SlackItem(name="graphs", bytes=size, source="the engine's log")
-        return SlackNeeds(fixed=self.fixed, capture=(logged,), serving=self.serving)
+        logged = HeadroomItem(name="graphs", bytes=size, source="the engine's log")
+        return HeadroomNeeds(fixed=self.fixed, capture=(logged,), serving=self.serving)
 
-    def items(self) -> tuple[SlackItem, ...]:
+    def items(self) -> tuple[HeadroomItem, ...]:
         """All of them, in the order they are claimed."""
         return (*self.fixed, *self.capture, *self.serving)
 
@@ -119,7 +119,7 @@ def block_draft(settings: PlanSettings) -> bool:
     return isinstance(speculation, Speculation) and speculation.algorithm in ("DFLASH", "DSPARK")
 
 
-def _host_processes(gpu: Gpu) -> list[SlackItem]:
+def _host_processes(gpu: Gpu) -> list[HeadroomItem]:
     """On unified memory the engine's processes and the file cache share what the card leaves.
 
     assumed: 12 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
@@ -130,19 +130,19 @@ def _host_processes(gpu: Gpu) -> list[SlackItem]:
     return [_item("host processes in unified memory", 12 * GIB, "assumed from public logs")]
 
 
-def _item(name: str, size: float, source: str) -> SlackItem:
-    return SlackItem(name=name, bytes=int(size), source=source)
+def _item(name: str, size: float, source: str) -> HeadroomItem:
+    return HeadroomItem(name=name, bytes=int(size), source=source)
 
 
-def _sum(items: tuple[SlackItem, ...]) -> int:
+def _sum(items: tuple[HeadroomItem, ...]) -> int:
     return sum(item.bytes for item in items)
 
 
-def _positive(items: list[SlackItem]) -> tuple[SlackItem, ...]:
+def _positive(items: list[HeadroomItem]) -> tuple[HeadroomItem, ...]:
     return tuple(item for item in items if item.bytes > 0)
 
 
-def _request_table(settings: PlanSettings, running: int) -> SlackItem:
+def _request_table(settings: PlanSettings, running: int) -> HeadroomItem:
     """req_to_token: int32, one row a request. model_runner_kv_cache_mixin.py / configurator."""
     extra = 4
     if isinstance(settings.speculation, Speculation):

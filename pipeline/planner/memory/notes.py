@@ -60,7 +60,7 @@ def _indexer(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
     if not isinstance(launch.model.cache, CompressedCache | SparseMlaCache):
         return []
     size = largest_indexer_bytes(launch)
-    slack = outcome.slack_bytes if isinstance(outcome, Sized) else 0
+    slack = outcome.headroom_bytes if isinstance(outcome, Sized) else 0
     if size <= slack / 2:
         return []
     note = (

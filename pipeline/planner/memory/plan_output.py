@@ -109,9 +109,9 @@ def _figures(plan: LaunchPlan) -> PlanFigures:
         context_length=settings.context_length,
         chunked_prefill_size=settings.chunked_prefill_size,
         cuda_graph_max_bs=settings.decode_graph_max_bs,
-        slack_gib=_gib(plan.slack_bytes),
-        slack_charged_gib={item.name: _gib(item.bytes) for item in plan.slack_items},
-        slack_left_gib=_gib(plan.slack_bytes - sum(item.bytes for item in plan.slack_items)),
+        slack_gib=_gib(plan.headroom_bytes),
+        slack_charged_gib={item.name: _gib(item.bytes) for item in plan.headroom_items},
+        slack_left_gib=_gib(plan.headroom_bytes - sum(item.bytes for item in plan.headroom_items)),
     )
 
 

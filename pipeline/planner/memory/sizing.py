@@ -7,7 +7,7 @@ expected figures; `memory_budget` asks again with better and worse ones to see h
 import math
 from dataclasses import dataclass, replace
 
-from pipeline.planner.memory.headroom import SlackNeeds, slack_needs
+from pipeline.planner.memory.headroom import HeadroomNeeds, headroom_needs
 from pipeline.planner.memory.kv_cache import KvPool, TokenCost, kv_pool, token_cost
 from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.state_pool import NoStatePool, StatePool, state_pool
@@ -65,7 +65,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """The pools stand. `slack_bytes` is what they leave for everything else."""
+    """The pools stand. `headroom_bytes` is what they leave for everything else."""
 
     load: LoadFigures
     cost: TokenCost
@@ -75,8 +75,8 @@ class Sized:
     at_once: int
     """Of `running`, those that a pipeline's micro-batches take; all where it has one stage."""
     limited_by: str
-    slack_bytes: int
-    needs: SlackNeeds
+    headroom_bytes: int
+    needs: HeadroomNeeds
 
 
 def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | Sized:
@@ -220,8 +220,8 @@ def _sized(
         ratio = states.slots_per_request if isinstance(states, StatePool) else 1
         message = no_requests_message(slots, ratio)
         return _stopped("state_pool", message, load, states.rest_bytes, slots, verify)
-    slack = _slack_bytes(load, states, pool)
-    needs = slack_needs(launch, cost, pool.tokens, running)
+    slack = _headroom_bytes(load, states, pool)
+    needs = headroom_needs(launch, cost, pool.tokens, running)
     known, ranks = launch.calibration, launch.ranks
     if known and known.graph_bytes is not None:
         needs = needs.with_logged_graphs(known.graph_bytes)
@@ -235,7 +235,7 @@ def _sized(
             running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
         ),
         limited_by=limited_by,
-        slack_bytes=slack,
+        headroom_bytes=slack,
         needs=needs,
     )
 
@@ -264,7 +264,7 @@ def running_requests(
     return min(options)
 
 
-def _slack_bytes(load: LoadFigures, states: NoStatePool | StatePool, pool: KvPool) -> int:
+def _headroom_bytes(load: LoadFigures, states: NoStatePool | StatePool, pool: KvPool) -> int:
     """Free memory after the pools, draft copies handed back or still to come."""
     slack = load.available_bytes() - pool.bytes
     if isinstance(states, StatePool):

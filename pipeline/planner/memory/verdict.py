@@ -76,7 +76,7 @@ def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
             return _judged("does_not_fit", expected.stage, expected.message)
         reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
         return _judged("marginal", expected.stage, expected.message, reason)
-    slack = _slack_judgement(launch, expected)
+    slack = _headroom_judgement(launch, expected)
     if slack.verdict == "does_not_fit":
         return slack
     doubts = list(slack.doubts)
@@ -94,27 +94,26 @@ def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -
     return Judgement(verdict=verdict, stage=stage, message=message, doubts=doubts)
 
 
-def _slack_judgement(launch: ResolvedLaunch, sized: Sized) -> Judgement:
-    needs, slack_bytes = sized.needs, sized.slack_bytes
+def _headroom_judgement(launch: ResolvedLaunch, sized: Sized) -> Judgement:
+    needs, headroom_bytes = sized.needs, sized.headroom_bytes
     total, captured = needs.total_bytes(), needs.before_capture_bytes()
     error = needs_error_bytes(needs.estimated_bytes())
     if launch.gpu.unified_memory:
         error += _UNIFIED_ERROR_BYTES
-    if not sized.load.draft_first:
-        # The draft arrives after the pools, so its own error falls on the slack.
-        error += sized.load.draft_resident_bytes // 10
-    if not sized.load.draft_first and slack_bytes + error < 0 and sized.load.draft_resident_bytes:
-        return _judged(
-            "does_not_fit", "draft_weights", draft_load_message(launch.gpu, -slack_bytes)
-        )
-    if slack_bytes + error < captured:
+    late_draft_bytes = 0 if sized.load.draft_first else sized.load.draft_resident_bytes
+    # A draft that loads after the pools adds its own error to the headroom's.
+    error += late_draft_bytes // 10
+    if late_draft_bytes and headroom_bytes + error < 0:
+        message = draft_load_message(launch.gpu, -headroom_bytes)
+        return _judged("does_not_fit", "draft_weights", message)
+    if headroom_bytes + error < captured:
         return _judged("does_not_fit", "graph_capture", CAPTURE_MESSAGE)
-    if slack_bytes + error < total:
+    if headroom_bytes + error < total:
         return _judged("does_not_fit", "runtime", RUNTIME_MESSAGE)
-    if slack_bytes < total + error:
-        stage: Stage = "graph_capture" if slack_bytes < captured else "runtime"
+    if headroom_bytes < total + error:
+        stage: Stage = "graph_capture" if headroom_bytes < captured else "runtime"
         message = CAPTURE_MESSAGE if stage == "graph_capture" else RUNTIME_MESSAGE
-        left = (slack_bytes - total) / GIB
+        left = (headroom_bytes - total) / GIB
         reason = f"slack less what it must hold is {left:.2f} GiB, within ±{error / GIB:.2f}"
         return _judged("marginal", stage, message, reason)
     return _judged("fits", None, "")
@@ -131,7 +130,7 @@ def _doubts(launch: ResolvedLaunch, sized: Sized) -> list[str]:
     if launch.model.nearest_family:
         doubts.append("planned as the nearest known family")
     reserve = _own_reserve_bytes(launch)
-    if launch.rules.release < _BARELY_KNOWN and sized.slack_bytes < reserve:
+    if launch.rules.release < _BARELY_KNOWN and sized.headroom_bytes < reserve:
         doubts.append(
             f"release {launch.rules.label} was not read, and the slack is below the "
             f"{reserve / GIB:.1f} GiB that later releases set aside for this launch"

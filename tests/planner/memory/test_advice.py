@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
-from pipeline.planner.memory.plan import plan_launch
+from pipeline.planner.memory.plan import explain_launch, plan_launch
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from schemas.plan import Advice, LaunchPlan, ModelFacts
 
@@ -23,7 +23,8 @@ def planned(
     name: str, gpu: str, flags: LaunchFlags, version: str = "0.5.23", *, advice: bool = True
 ) -> LaunchPlan:
     """The forecast of a launch that is not refused."""
-    made = plan_launch(facts(name), gpu_named(gpu), flags, version=version, with_advice=advice)
+    plan = explain_launch if advice else plan_launch
+    made = plan(facts(name), gpu_named(gpu), flags, version=version)
     assert isinstance(made, LaunchPlan), made
     return made
 

@@ -114,7 +114,7 @@ def test_declared_draft_layers_are_priced_from_0_5_14() -> None:
     assert plan(model, mtp, version="0.5.14").kv_bytes_per_token == 70_272 + 1_152
     old = plan(model, mtp, version="0.5.12")
     assert old.kv_bytes_per_token == 70_272
-    assert any("draft KV" in item.name for item in old.slack_items)
+    assert any("draft KV" in item.name for item in old.headroom_items)
 
 
 def test_a_draft_path_has_the_mtp_layer_priced() -> None:
