@@ -15,7 +15,7 @@ from dataclasses import fields
 from statistics import quantiles
 
 from pipeline.planner.rate.errors import CLASS_ERRORS
-from pipeline.planner.rate.step_time import Kernels
+from pipeline.planner.rate.kernels import Kernels
 from tests.scores.throughput_readings import Reading, median_percent, scored, split
 
 _START = Kernels()

@@ -23,8 +23,8 @@ from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.sizing import Sized, assess
 from pipeline.planner.rate.errors import CLASS_ERRORS
 from pipeline.planner.rate.kernels import FITTED
+from pipeline.planner.rate.replica import replica_of_launch
 from pipeline.planner.rate.running import Resident, resident
-from pipeline.planner.rate.step_time import replica_of_launch
 from pipeline.planner.rate.throughput import Workload
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.releases import rules_for

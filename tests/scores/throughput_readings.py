@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.planner.rate.kernels import FITTED
+from pipeline.planner.rate.kernels import FITTED, Kernels
 from pipeline.planner.rate.point import PointQuery, point_replica
-from pipeline.planner.rate.step_time import Kernels, Replica
+from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.throughput import Rate, Workload, model_family, rate_at
 
 DATA = Path(__file__).parents[1] / "data" / "throughput"

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from pipeline.models.formats import online_format
 from pipeline.planner.memory.advice import advice_for
+from pipeline.planner.memory.budget import memory_budget
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.notes import launch_warnings, log_lines
 from pipeline.planner.memory.sizing import Sized, Stopped, assess, load_figures
 from pipeline.planner.memory.state_pool import StatePool
-from pipeline.planner.memory.verdict import judgement, memory_budget, uncertainty_bytes
+from pipeline.planner.memory.verdict import judgement, uncertainty_bytes
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import ReleaseRules, rules_for
 from pipeline.planner.sglang.settings import RefusedLaunch

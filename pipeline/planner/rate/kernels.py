@@ -1,6 +1,59 @@
-"""What `make estimate-fit` printed: the constants of `step_time`, and the pairs fitted to."""
+"""Constants of the step time, and the values that `make estimate-fit` printed for them."""
 
-from pipeline.planner.rate.step_time import Kernels
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Shares of a GPU's peaks that kernels reach, and fixed latencies.
+
+    The values here start the fit: shares used by closed-form models, and latencies from public
+    measurements. `tests/scores/fit_estimate.py` pulls each one towards its value here.
+    """
+
+    # Share of the memory bandwidth at which a dense matrix of 16-bit weights streams.
+    weight_stream: float = 0.84
+    expert_stream: float = 0.65
+    cache_stream: float = 0.75
+    # Bandwidth of one block of Triton's decode attention: at best one multiprocessor's part of
+    # the card's, 9.5 GB/s on RTX PRO 6000 (1,792 GB/s over 188).
+    block_bytes_per_s: float = 9e9
+    # Share of the vector rate at which linear attention updates its states.
+    state_vector: float = 0.10
+    # Share of the arithmetic peak that a dense matrix product reaches at decode shapes.
+    gemm: float = 0.65
+    expert_gemm: float = 0.40
+    attention_gemm: float = 0.50
+    prefill_gemm: float = 0.55
+    # Narrow weights reach these parts of the shares above.
+    fp8: float = 0.75
+    fp4: float = 0.70
+    int4: float = 0.80
+    # Products of 4-bit integers, widened tile by tile (Marlin, arXiv:2408.11743).
+    int4_gemm: float = 0.80
+    # Products whose narrow weights are first widened to 16 bits.
+    widened_gemm: float = 0.50
+    # Share of the vector rate at which weights are widened, one operation each.
+    widening: float = 0.30
+    # Exponent of the tokens: skewed routing touches fewer experts than uniform routing.
+    routing: float = 0.92
+    # Part of the shares above that fp8 experts reach on Blackwell before SGLang 0.5.9.
+    old_fp8_experts: float = 0.50
+    # Launch cost of a layer before SGLang 0.5.9, relative to later releases.
+    old_layer: float = 1.30
+    # Part of the shares above that the same engine reaches on AMD cards.
+    other_vendor: float = 0.60
+    step_s: float = 0.8e-3
+    layer_s: float = 15e-6
+    moe_layer_s: float = 25e-6
+    state_layer_s: float = 5e-6
+    nvlink_all_reduce_s: float = 10e-6
+    pcie_all_reduce_s: float = 35e-6
+    # Share of the link's rate that an all-reduce reaches.
+    link: float = 0.50
+    prefill_s: float = 5e-3
+    draft_step_s: float = 0.35e-3
+
 
 FITTED = Kernels(
     weight_stream=0.841,
@@ -33,7 +86,7 @@ FITTED = Kernels(
     draft_step_s=0.000341,
 )
 
-# Families and cards of the calibration part.
+# Pairs of model family and card among the readings that the constants were fitted to.
 FITTED_PAIRS: frozenset[tuple[str, str]] = frozenset(
     (
         ("DeepSeek-V3", "H200"),

@@ -12,8 +12,8 @@ from pipeline.models.facts import model_facts
 from pipeline.models.files import catalogue_names, find_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.launch import resolve_launch
-from pipeline.planner.rate.kernels import FITTED
-from pipeline.planner.rate.step_time import Kernels, Replica, replica_of_launch
+from pipeline.planner.rate.kernels import FITTED, Kernels
+from pipeline.planner.rate.replica import Replica, replica_of_launch
 from pipeline.planner.rate.throughput import Rate, Workload, rate_at
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.releases import rules_for

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pipeline.errors import PlanError
 from pipeline.planner.lengths.lengths import LengthModel
 from pipeline.planner.memory.plan import ExpectedLengths
-from pipeline.planner.memory.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.rate.errors import PIPELINE_SD
 from pipeline.planner.rate.kernels import FITTED
+from pipeline.planner.rate.replica import Replica, replica_of, replica_of_launch
 from pipeline.planner.rate.running import Resident, occupancy, resident
 from pipeline.planner.rate.search import (
     Candidate,
@@ -23,12 +23,11 @@ from pipeline.planner.rate.search import (
     best_candidates,
     planned,
 )
-from pipeline.planner.rate.step_time import Replica, replica_of, replica_of_launch
 from pipeline.planner.rate.throughput import Workload, chained_accept_length, rate_at
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.layout import parallel_of, requests_at_once
 from schemas.estimate import RateCurve, RatePoint
-from schemas.plan import Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, NoSpeculation
+from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts, NoSpeculation
 
 _HIGHEST_BREAK_EVEN = 4096
 # One standard deviation down.
@@ -245,10 +244,7 @@ def plan_tokens_per_s(plan: LaunchPlan, model: ModelFacts, gpu: Gpu, load: Load)
     cap = min(at_once, held) * ranks.attention_dp_size
     if cap < 1:
         return 0.0
-    slot = 0.0
-    if isinstance(model.state, LinearState):
-        slot = slot_bytes(model.state, ranks, ssm_dtype(flags, model.state))
-    replica = replica_of(model, plan.settings, ranks, gpu, state_slot_bytes=slot, kernels=FITTED)
+    replica = replica_of(model, plan.settings, gpu, flags, FITTED)
     accept = load.accept_length(replica)
     full = rate_at(replica, cap, work, accept_length=accept)
     running = cap * occupancy(full.prefill_share)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.planner.lengths.contexts import retraction_risk
 from pipeline.planner.lengths.shapes import LengthShape
 from pipeline.planner.memory.sizing import Sized
-from pipeline.planner.rate.step_time import Replica
+from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.throughput import Rate, Workload, rate_at
 from schemas.plan import LinearState, ModelFacts, SlidingCache
 

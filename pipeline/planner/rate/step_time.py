@@ -6,175 +6,22 @@ readings. This module knows one replica; how many run, and for how long, is deci
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-from pipeline.models.formats import bytes_per_param, format_of
-from pipeline.planner.cards import speed_of
-from pipeline.planner.memory.launch import ResolvedLaunch
-from pipeline.planner.memory.state_pool import slot_bytes, ssm_dtype
-from pipeline.planner.memory.weights import rank_share
-from pipeline.planner.rate.errors import RateClass, rate_class_of
+from pipeline.planner.rate.replica import ExpertLoad, Replica, WeightClass, WeightLoad
 from pipeline.planner.rate.stages import round_s
 from pipeline.planner.rate.traffic import RequestTraffic, request_traffic
-from pipeline.planner.sglang.layout import Parallel, stage_layers
-from schemas.estimate import GpuSpeed, StepParts
+from pipeline.planner.sglang.layout import stage_layers
+from schemas.estimate import StepParts
 from schemas.plan import (
-    BuiltInDraft,
-    Gpu,
     GqaCache,
-    LinearState,
-    ModelFacts,
-    Moe,
     NoSpeculation,
     PlanSettings,
-    TensorGroup,
-    WeightFormat,
 )
-
-WeightClass = Literal["bf16", "fp8", "fp4", "int4"]
-
-_CLASSES: Mapping[WeightFormat, WeightClass] = {
-    "fp32": "bf16", "bf16": "bf16", "fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8",
-    "mxfp4": "fp4", "nvfp4": "fp4", "int4-awq": "int4", "int4-gptq": "int4", "int4": "int4",
-}  # fmt: skip
 
 # Readings of B200 with 0.5.6 to 0.5.8 are 1.5 to 3 times as slow as those of 0.5.9 and later.
 _FASTER_SINCE = (0, 5, 9)
 _HANDED_OVER = 2  # tensors: hidden states and residual. layer_boundary/residual/batch.py, 0.5.23
 _TRITON_KV_SPLITS = 8  # triton_attention_num_kv_splits, exec_.py, 0.5.23
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """How much of a GPU's best its kernels reach, and what they cost beside it.
-
-    The values here are where the fit starts: shares that closed-form models use, and latencies
-    of public measurements. `tests/scores/fit_estimate.py` draws each back to its own.
-    """
-
-    weight_stream: float = 0.84
-    """Share of the memory bandwidth that a dense matrix of 16-bit weights streams at."""
-    expert_stream: float = 0.65
-    cache_stream: float = 0.75
-    block_bytes_per_s: float = 9e9
-    """What one block of Triton's decode attention streams: at best its processor's part of the
-    card's bandwidth, 9.5 GB/s on RTX PRO 6000 (1,792 GB/s over 188)."""
-    state_vector: float = 0.10
-    """Share of the vector rate at which linear attention updates its states."""
-    gemm: float = 0.65
-    """Share of the arithmetic peak that a dense matrix product reaches at decode shapes."""
-    expert_gemm: float = 0.40
-    attention_gemm: float = 0.50
-    prefill_gemm: float = 0.55
-    fp8: float = 0.75
-    """What narrow weights reach of the shares above."""
-    fp4: float = 0.70
-    int4: float = 0.80
-    int4_gemm: float = 0.80
-    """What a product of 4-bit integers reaches, widened tile by tile (Marlin, arXiv:2408.11743)."""
-    widened_gemm: float = 0.50
-    """What a product reaches whose narrow weights are first widened to 16 bits."""
-    widening: float = 0.30
-    """Share of the vector rate at which weights are widened, one operation each."""
-    routing: float = 0.92
-    """Exponent of the tokens: skewed routing touches fewer experts than uniform."""
-    old_fp8_experts: float = 0.50
-    """What fp8 experts reach on Blackwell of the shares above, before SGLang 0.5.9."""
-    old_layer: float = 1.30
-    """What the launches of a layer cost before SGLang 0.5.9, of what they cost since."""
-    other_vendor: float = 0.60
-    """What the same engine reaches on AMD cards of the shares that it reaches on NVIDIA's."""
-    step_s: float = 0.8e-3
-    layer_s: float = 15e-6
-    moe_layer_s: float = 25e-6
-    state_layer_s: float = 5e-6
-    nvlink_all_reduce_s: float = 10e-6
-    pcie_all_reduce_s: float = 35e-6
-    link: float = 0.50
-    """Share of the link's rate that an all-reduce reaches."""
-    prefill_s: float = 5e-3
-    draft_step_s: float = 0.35e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightLoad:
-    """Weights of one class that a step reads whole, on one GPU."""
-
-    weight_class: WeightClass
-    bytes: float
-    params: float
-    gathered: bool
-    """It sees the tokens of every attention rank, not of its own alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLoad:
-    """Routed experts of one replica's layers, on one GPU."""
-
-    weight_class: WeightClass
-    bytes: float
-    params: float
-    layers: int
-    experts: int
-    experts_per_token: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """One launch, weighed for its steps."""
-
-    model: ModelFacts
-    settings: PlanSettings
-    ranks: Parallel
-    gpu: str
-    speed: GpuSpeed
-    kernels: Kernels
-    rate_class: RateClass
-    state_slot_bytes: float
-    dense: tuple[WeightLoad, ...]
-    experts: tuple[ExpertLoad, ...]
-    draft: tuple[WeightLoad, ...]
-    draft_experts: tuple[ExpertLoad, ...]
-    head: tuple[WeightLoad, ...]
-
-
-def replica_of(
-    model: ModelFacts,
-    settings: PlanSettings,
-    ranks: Parallel,
-    gpu: Gpu,
-    *,
-    state_slot_bytes: float,
-    kernels: Kernels,
-) -> Replica:
-    """The loads of a launch's steps."""
-    dense, experts = _loads(model.tensors, model, ranks)
-    head = tuple(load for load in _loads(_head(model), model, ranks)[0])
-    draft: tuple[WeightLoad, ...] = ()
-    draft_experts: tuple[ExpertLoad, ...] = ()
-    if isinstance(model.draft, BuiltInDraft):
-        draft, draft_experts = _loads(model.draft.tensors, model, ranks)
-    return Replica(
-        model=model, settings=settings, ranks=ranks, gpu=gpu.name, speed=speed_of(gpu),
-        kernels=kernels, rate_class=rate_class_of(model),
-        state_slot_bytes=state_slot_bytes, dense=(*dense, *head),
-        experts=experts, draft=draft, draft_experts=draft_experts, head=head,
-    )  # fmt: skip
-
-
-def replica_of_launch(launch: ResolvedLaunch, kernels: Kernels) -> Replica:
-    """The replica that a resolved launch makes."""
-    state = launch.model.state
-    slot = 0.0
-    if isinstance(state, LinearState):
-        slot = slot_bytes(state, launch.ranks, ssm_dtype(launch.flags, state))
-    return replica_of(
-        launch.model, launch.settings, launch.ranks, launch.gpu, state_slot_bytes=slot,
-        kernels=kernels,
-    )  # fmt: skip
 
 
 def decode_step(replica: Replica, requests: float, context_tokens: float) -> StepParts:
@@ -294,56 +141,6 @@ def _product_s(
 
 
 # --- loads ------------------------------------------------------------------------------------
-
-
-def _head(model: ModelFacts) -> tuple[TensorGroup, ...]:
-    """The output head; a tied embedding is read as one."""
-    heads = tuple(group for group in model.tensors if group.shard == "head")
-    if heads:
-        return heads
-    return tuple(group for group in model.tensors if group.shard == "embedding")
-
-
-def _loads(
-    groups: tuple[TensorGroup, ...], model: ModelFacts, ranks: Parallel
-) -> tuple[tuple[WeightLoad, ...], tuple[ExpertLoad, ...]]:
-    sums: dict[tuple[WeightClass, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    experts = []
-    head = _head(model)
-    for group in groups:
-        if not _is_read(group, model) or (group in head and groups is model.tensors):
-            continue
-        size = bytes_per_param(group, model.format)
-        kind = _CLASSES[format_of(group, model.format)]
-        params = group.params * rank_share(group, model, ranks)
-        if group.shard == "expert" and isinstance(model.ffn, Moe):
-            experts.append(
-                ExpertLoad(
-                    weight_class=kind,
-                    bytes=params * size,
-                    params=params,
-                    layers=group.layers,
-                    experts=model.ffn.experts,
-                    experts_per_token=model.ffn.experts_per_token,
-                )
-            )
-            continue
-        gathered = group.shard in ("mlp", "dense_mlp", "shared_expert", "head")
-        total = sums[kind, gathered]
-        total[0] += params * size
-        total[1] += params
-    dense = tuple(
-        WeightLoad(weight_class=kind, bytes=total[0], params=total[1], gathered=gathered)
-        for (kind, gathered), total in sums.items()
-    )
-    return dense, tuple(experts)
-
-
-def _is_read(group: TensorGroup, model: ModelFacts) -> bool:
-    """Whether decoding touches it. The absorbed copy of kv_b stands in for the original."""
-    if group.shard == "vision" or any("kv_b_proj" in name for name in group.names):
-        return False
-    return group.shard != "embedding" or group in _head(model)
 
 
 def _verified(settings: PlanSettings) -> tuple[int, int]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from pipeline.planner.rate.errors import RateClass, rate_spreads
 from pipeline.planner.rate.kernels import FITTED_PAIRS
+from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.stages import prefill_taken_s
-from pipeline.planner.rate.step_time import Replica, decode_step, prefill_s, turns
+from pipeline.planner.rate.step_time import decode_step, prefill_s, turns
 from schemas.estimate import Band, StepParts
 from schemas.plan import ModelFacts, NoSpeculation
 

@@ -4,7 +4,8 @@ import pytest
 
 from pipeline.planner.rate.kernels import FITTED
 from pipeline.planner.rate.point import PointQuery, point_replica
-from pipeline.planner.rate.step_time import Replica, decode_step
+from pipeline.planner.rate.replica import Replica
+from pipeline.planner.rate.step_time import decode_step
 
 
 def replica(**changes: object) -> Replica:
