@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
-from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
+from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
 from pipeline.planner.rate.search import HardwareOption, SearchLimits, best_plans
 from pipeline.planner.sglang.flags import parse_launch_line
 
@@ -27,7 +27,7 @@ def main() -> int:
     limits = SearchLimits(kv_dtype=True, state_dtype=True)
     lengths = ExpectedLengths(prompt_tokens=300, output_tokens=6000)
     help_command = [sys.executable, "-m", "jobs.plan", "--help"]
-    _report("plan with advice", lambda: plan_launch(model, gpu, flags, version="0.5.12"))
+    _report("plan with advice", lambda: explain_launch(model, gpu, flags, version="0.5.12"))
     _report("search", lambda: best_plans(model, options, lengths, limits, base=base))
     _report(
         "--help",
