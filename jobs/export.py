@@ -1,4 +1,4 @@
-"""Bring a run's rows into the form that a trainer reads: one folder that `load_dataset` opens.
+"""Export a run's rows as a data set for training: one folder that `load_dataset` opens.
 
 usage: python -m jobs.export FOLDER --to DEST [--format messages|conversations|tokens|rows] ...
 """
@@ -9,20 +9,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from jobs.terminal import tell
 from pipeline.errors import ConfigError, PipelineError
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
 from schemas.quality_config import QualityConfig
+from schemas.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from pipeline.dataset.export import Destination
+    from pipeline.dataset.export_rows import Decode
     from pipeline.store.folder import Folder
 
-_MIB = 2**20
 _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
     "messages": ("apart", "inline", "drop"),
     "conversations": ("inline", "drop"),
@@ -32,7 +32,7 @@ _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 when the user can fix it."""
+    """Return the exit status: 0, or 2 when the user can fix it."""
     arguments = _parser().parse_args(argv)
     try:
         record = _export(arguments)
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        # A disk that is full or may not be written to; the same command goes on once it can.
+        # The disk is full or read-only; the same command resumes once that is fixed.
         print(f"--to {arguments.to}: {error}", file=sys.stderr)
         return 2
     tell(record.to_json() if arguments.json else _text(record, arguments.to))
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.export", description="A run's rows as a data set for training."
+        prog="python -m jobs.export", description="Export a run's rows as a data set for training."
     )
     parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--to", required=True, metavar="DEST", help="a folder, or s3://bucket/path")
@@ -71,74 +71,84 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drop", metavar="FLAG,FLAG", help="flags to drop rows by; default: the run file's policy"
     )
-    parser.add_argument("--partial", action="store_true", help="of a run that is not finished")
+    parser.add_argument("--partial", action="store_true", help="export an unfinished run")
     parser.add_argument("--tokenizer", help="folder or name; default: the run's model")
     parser.add_argument(
-        "--scratch", type=Path, help="on disk, for sorting; default: in the run's folder"
+        "--scratch", type=Path, help="local folder for sorting; default: in the run's folder"
     )
     parser.add_argument(
-        "--push-to-hub", metavar="USER/NAME", help="upload DEST as well; the token is HF_TOKEN"
+        "--push-to-hub", metavar="USER/NAME", help="also upload DEST, with the token in HF_TOKEN"
     )
     parser.add_argument("--json", action="store_true", help="print export.json")
     return parser
 
 
 def _export(arguments: argparse.Namespace) -> ExportRecord:
-    # The libraries below take a second to import; a wrong option is told before.
+    # Check the options before the imports below, which need a second.
     options = _options(arguments)
-    from pipeline.dataset.export import commit, export
+    from pipeline.dataset.export import RECORD_FILE, commit, export
     from pipeline.dataset.export_card import card, row_facts
+    from pipeline.dataset.export_index import ExportSource
     from pipeline.dataset.export_rows import form_of
     from pipeline.dataset.frozen import schema_from_text
     from pipeline.dataset.hub import check_push, push
     from pipeline.dataset.run_record import check_columns, check_has_run, read_manifest
-    from pipeline.models.tokenizer import model_text_decoder
     from pipeline.store.bucket import open_folder
-    from pipeline.store.object_store import open_store
 
-    folder, store = open_folder(arguments.folder), open_store(arguments.to)
+    folder = open_folder(arguments.folder)
     run = check_has_run(folder)
     check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)
     manifest = read_manifest(folder)
-    parts = tuple(manifest.parts.values())
     options = _with_policy(options, arguments.drop, run)
-    decode = None
-    if options.format == "tokens":
-        decode = model_text_decoder(options.tokenizer or str(run.identity.settings["model"]))
-        if decode is None and options.tokenizer is not None:
-            raise ConfigError(
-                f"--tokenizer {options.tokenizer}: found no tokenizer.json there, nor in the hub's "
-                f"cache on this machine"
-            )
-        if decode is None:
-            _log("event=warning no tokenizer is at hand: token ids are not held against the text")
+    carried = schema_from_text(run.carried_schema).names
+    source = ExportSource(
+        folder=folder,
+        run=run,
+        parts=tuple(manifest.parts.values()),
+        form=form_of(options, carried, _decoder(options, run)),
+    )
+    destination = _destination(arguments, folder)
+    if arguments.push_to_hub:
+        check_push(destination.store, arguments.push_to_hub)
+    record = export(source, options, destination, _log)
+    if destination.store.size_bytes(RECORD_FILE) is None:
+        text = card(run, record, options, row_facts(source), manifest.engines)
+        commit(record, text, destination)
+    if arguments.push_to_hub:
+        push(destination.store, arguments.push_to_hub, log=_log)
+    return record
+
+
+def _decoder(options: ExportOptions, run: RunRecord) -> "Decode | None":
+    """Find the tokenizer that checks token rows; None for other formats, and without one."""
+    from pipeline.models.tokenizer import model_text_decoder
+
+    if options.format != "tokens":
+        return None
+    decode = model_text_decoder(options.tokenizer or str(run.identity.settings["model"]))
+    if decode is None and options.tokenizer is not None:
+        raise ConfigError(
+            f"--tokenizer {options.tokenizer}: found no tokenizer.json there, nor in the hub's "
+            f"cache on this machine"
+        )
+    if decode is None:
+        _log("event=warning found no tokenizer: token ids are not compared with the text")
+    return decode
+
+
+def _destination(arguments: argparse.Namespace, folder: "Folder") -> "Destination":
+    from pipeline.dataset.export import Destination
+    from pipeline.store.object_store import open_store
+
+    store = open_store(arguments.to)
     if not (store.is_local or store.has_bucket()):
         raise ConfigError(f"--to {store.where}: there is no bucket {store.bucket!r}")
-    if arguments.push_to_hub:
-        check_push(store, arguments.push_to_hub)
     name = hashlib.sha256(arguments.to.encode()).hexdigest()[:12]
     scratch = folder.local_file(f".export-{name}")
     if arguments.scratch is not None:
         scratch = arguments.scratch / scratch.name
-    carried = schema_from_text(run.carried_schema).names
-    record = export(
-        folder,
-        parts,
-        _input_ids(folder),
-        run_id=run.run_id,
-        form=form_of(options.format, options.reasoning, carried, decode),
-        options=options,
-        store=store,
-        scratch=scratch,
-        log=_log,
-    )
-    if store.size_bytes("export.json") is None:
-        facts = row_facts(folder, parts)
-        commit(store, record, card(run, record, options, facts, manifest.engines), scratch)
-    if arguments.push_to_hub:
-        push(store, arguments.push_to_hub, log=_log)
-    return record
+    return Destination(store=store, scratch=scratch)
 
 
 def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
@@ -151,16 +161,8 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
     state = "is still running" if status.state == "running" else "is not finished"
     raise ConfigError(
         f"{folder.where}: the run {state}: {rows_open:,} of {status.rows_total:,} rows are open, "
-        f"{status.rows_failed:,} of them failed; resume it, or export what there is with --partial"
+        f"{status.rows_failed:,} of them failed; resume it, or export what it has with --partial"
     )
-
-
-def _input_ids(folder: "Folder") -> "Iterator[Any]":
-    """The frozen input's row ids in order; none where the set is gone."""
-    from pipeline.dataset.frozen import frozen_in
-
-    frozen = frozen_in(folder)
-    return iter(()) if frozen is None else (row_ids for row_ids, _ in frozen.ids())
 
 
 # -- options
@@ -178,7 +180,7 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
     return ExportOptions(
         format=arguments.format,
         reasoning=arguments.reasoning,
-        file_bytes=arguments.file_mib * _MIB,
+        file_bytes=arguments.file_mib * MIB,
         shuffle_seed=arguments.shuffle,
         splits=_splits(arguments.split),
         is_partial=arguments.partial,
@@ -210,7 +212,7 @@ def _is_share(text: str) -> bool:
 
 
 def _with_policy(options: ExportOptions, drop: str | None, run: RunRecord) -> ExportOptions:
-    """The flags to drop rows by: as given, else those that the run file does not keep."""
+    """Set the flags to drop rows by: those given, else all that the run file does not keep."""
     from pipeline.quality.flags import FLAGS
 
     if drop is None:
@@ -224,7 +226,7 @@ def _with_policy(options: ExportOptions, drop: str | None, run: RunRecord) -> Ex
     return replace(options, drop_flags=tuple(flags))
 
 
-# -- what people see
+# -- output
 
 
 def _log(line: str) -> None:
@@ -240,7 +242,7 @@ def _text(record: ExportRecord, where: str) -> str:
             f"{record.format}, {dropped:,} dropped"
         ),
         *(f"dropped    {count:,} {reason}" for reason, count in sorted(record.dropped.items())),
-        f"data set   {where} ({len(record.files)} files, {size / _MIB:,.0f} MiB)",
+        f"data set   {where} ({len(record.files)} files, {size / MIB:,.0f} MiB)",
     ]
     return "\n".join(lines)
 

@@ -1,23 +1,23 @@
-"""The data set's card: what is in it, where it comes from, and what was left out."""
+"""Card of an exported data set: its contents, their origin, and what was left out."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.dataset.export_index import ExportSource
 from pipeline.errors import PlanError
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
-from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA
 from schemas.export import ExportOptions, ExportRecord
-from schemas.manifest import EngineRun, Part, RunRecord
+from schemas.manifest import EngineRun, RunRecord
 
-_MOST_LAUNCHES = 20
-"""In the table; a run that steps down often has a long tail of launches with few rows."""
-_OPEN = "not told"
+# Launches in the table; a run that falls back often has a long tail of launches with few rows.
+_MAX_LAUNCHES = 20
+_UNKNOWN = "not known"
 _COLUMNS = (
-    "LaunchRow", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "requests at once",
+    "Launch", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "running requests",
     "MTP", "starts", "rows",
 )  # fmt: skip
 
@@ -33,8 +33,8 @@ _LENGTH_COLUMNS = ("completion_tokens", "reasoning_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """What an engine was launched with; engines that were launched alike are one."""
+class EngineLaunch:
+    """An engine, its release and its flags; engines that were launched alike are one."""
 
     engine: str
     release: str | None
@@ -43,27 +43,28 @@ class LaunchRow:
 
 @dataclass(slots=True)
 class RowFacts:
-    """Counts over all published rows; a length takes one entry however many rows have it."""
+    """Counts over all published rows."""
 
     flags: Counter[str] = field(default_factory=Counter)
-    launches: Counter[LaunchRow] = field(default_factory=Counter)
+    launches: Counter[EngineLaunch] = field(default_factory=Counter)
     finishes: Counter[str] = field(default_factory=Counter)
     lengths: dict[str, Counter[int]] = field(
         default_factory=lambda: {name: Counter() for name in _LENGTH_COLUMNS}
     )
 
 
-def row_facts(folder: Folder, parts: Iterable[Part]) -> RowFacts:
+def row_facts(source: ExportSource) -> RowFacts:
+    """Count over all published rows, kept and dropped."""
     facts = RowFacts()
     columns = ["flags", "finish_reason", "engine", "engine_release", "plan"]
     columns += [f"turns.list.element.{name}" for name in _LENGTH_COLUMNS]
-    for part in parts:
-        with opened_parquet(folder, f"{DATA}/{part.name}") as file:
+    for part in source.parts:
+        with opened_parquet(source.folder, f"{DATA}/{part.name}") as file:
             table = file.read(columns=columns)
         for row in table.to_pylist():
             facts.flags.update(row["flags"])
             facts.finishes[row["finish_reason"] or "error"] += 1
-            launch = LaunchRow(
+            launch = EngineLaunch(
                 engine=row["engine"], release=row["engine_release"], plan=row["plan"]
             )
             facts.launches[launch] += 1
@@ -89,13 +90,13 @@ def card(
             f"# Completions of {settings.get('model')}",
             "",
             (
-                f"{record.rows_exported:,} rows of the format `{record.format}`, out of "
-                f"{record.rows_published:,} that were generated."
+                f"{record.rows_exported:,} of {record.rows_published:,} generated rows, in the "
+                f"format `{record.format}`."
             ),
             "",
             *_table("Split | rows", _split_rows(record, options)),
             *_table("Left out because of | rows", sorted(record.dropped.items())),
-            *_table("Flag (of all generated rows) | rows", facts.flags.most_common()),
+            *_table("Flag (all generated rows) | rows", facts.flags.most_common()),
             *_table("Ended with | rows", facts.finishes.most_common()),
             *_table("Engine release | rows", _releases(facts).most_common()),
             *_lengths(facts),
@@ -104,9 +105,9 @@ def card(
             "",
             *(f"- `{name}`: `{json.dumps(value)}`" for name, value in settings.items()),
             f"- run `{run.run_id}`, export `{record.fingerprint}`",
-            *(f"- changed on the way: {line}" for line in run.accepted_drift),
+            *(f"- changed during the run: {line}" for line in run.accepted_drift),
             "",
-            f"Order: {_order(options)}. A row's split hangs on a hash of its id.",
+            f"Order: {_order(options)}. A hash of the row's id decides its split.",
             "",
         ]
     )
@@ -119,7 +120,7 @@ def _header(record: ExportRecord, options: ExportOptions) -> list[str]:
         line
         for split, _ in options.splits
         if split in present
-        # In quotes: YAML takes a bare `no` or `on` for a truth value.
+        # In quotes: YAML reads a bare `no` or `on` as a boolean.
         for line in (f'  - split: "{split}"', f"    path: data/{split}-*.parquet")
     ]
     return [
@@ -136,7 +137,7 @@ def _header(record: ExportRecord, options: ExportOptions) -> list[str]:
 
 
 def _split_rows(record: ExportRecord, options: ExportOptions) -> list[tuple[str, int]]:
-    """Rows of the files: of token rows, a row a turn."""
+    """Count the rows of each split's files; token rows are one per turn."""
     rows: Counter[str] = Counter()
     for file in record.files:
         rows[file.split] += file.num_rows
@@ -165,7 +166,7 @@ def _lengths(facts: RowFacts) -> list[str]:
             continue
         mean = sum(length * count for length, count in counts.items()) / total
         marks = " | ".join(f"{_quantile(counts, total, q):,}" for q in (0.5, 0.95, 0.99, 1.0))
-        lines.append(f"| {name.replace('_', ' ')} a turn | {mean:,.0f} | {marks} |")
+        lines.append(f"| {name.replace('_', ' ')} per turn | {mean:,.0f} | {marks} |")
     if not lines:
         return []
     head = [
@@ -176,12 +177,12 @@ def _lengths(facts: RowFacts) -> list[str]:
 
 
 def _quantile(counts: Counter[int], total: int, share: float) -> int:
-    seen = 0
+    num_shorter = 0
     for length in sorted(counts):
-        seen += counts[length]
-        if seen >= share * total:
+        num_shorter += counts[length]
+        if num_shorter >= share * total:
             return length
-    raise AssertionError("shares are one at most")
+    raise AssertionError("a share is at most one")
 
 
 def _order(options: ExportOptions) -> str:
@@ -190,17 +191,19 @@ def _order(options: ExportOptions) -> str:
     return f"shuffled with the seed {options.shuffle_seed}"
 
 
-def launch_lines(model: str, rows: Counter[LaunchRow], engines: Iterable[EngineRun]) -> list[str]:
-    """A section of the card: a line a launch, most rows first, then its flags."""
-    starts: dict[LaunchRow, list[EngineRun]] = {}
+def launch_lines(
+    model: str, rows: Counter[EngineLaunch], engines: Iterable[EngineRun]
+) -> list[str]:
+    """Section of the card: one line per launch, most rows first, then the flags of each."""
+    starts: dict[EngineLaunch, list[EngineRun]] = {}
     for run in engines:
-        launch = LaunchRow(engine=run.engine, release=run.release, plan=run.plan)
+        launch = EngineLaunch(engine=run.engine, release=run.release, plan=run.plan)
         starts.setdefault(launch, []).append(run)
     launches = sorted({*rows, *starts}, key=lambda one: (-rows[one], repr(one)))
     if not launches:
         return []
-    told, rest = launches[:_MOST_LAUNCHES], launches[_MOST_LAUNCHES:]
-    numbered = list(enumerate(told, start=1))
+    shown, rest = launches[:_MAX_LAUNCHES], launches[_MAX_LAUNCHES:]
+    numbered = list(enumerate(shown, start=1))
     return [
         f"## Launches of {model}",
         "",
@@ -214,17 +217,17 @@ def launch_lines(model: str, rows: Counter[LaunchRow], engines: Iterable[EngineR
     ]
 
 
-def _rest(rest: Sequence[LaunchRow], rows: Counter[LaunchRow]) -> str:
+def _rest(rest: Sequence[EngineLaunch], rows: Counter[EngineLaunch]) -> str:
     return f"- {len(rest):,} other launches: {sum(rows[one] for one in rest):,} rows"
 
 
-def _row(number: int, launch: LaunchRow, starts: Sequence[EngineRun], num_rows: int) -> str:
+def _row(number: int, launch: EngineLaunch, starts: Sequence[EngineRun], num_rows: int) -> str:
     cells = [
         f"{number}",
         launch.engine,
-        launch.release or _OPEN,
+        launch.release or _UNKNOWN,
         *_settings(launch.plan, starts),
-        f"{len(starts):,}" if starts else _OPEN,
+        f"{len(starts):,}" if starts else _UNKNOWN,
         f"{num_rows:,}",
     ]
     return _cells(cells)
@@ -236,21 +239,21 @@ def _cells(texts: Iterable[str]) -> str:
 
 def _settings(plan: str | None, starts: Sequence[EngineRun]) -> tuple[str, ...]:
     flags = _flags(plan)
-    at_once = _at_once(flags, starts)
+    running = _max_running(flags, starts)
     if flags is None:
-        return (_OPEN, _OPEN, _OPEN, _OPEN, at_once, _OPEN)
+        return (_UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN, running, _UNKNOWN)
     return (
         flags.text("tp-size", "1"),
         flags.text("pp-size", "1"),
         flags.text("dp-size", "1"),
         flags.text("mem-fraction-static", "SGLang's own"),
-        at_once,
+        running,
         _mtp(flags),
     )
 
 
 def _flags(plan: str | None) -> LaunchFlags | None:
-    """None where there is no plan, and where it is one that cannot be read."""
+    """Parse a plan; None without one, or when it cannot be parsed."""
     if plan is None:
         return None
     try:
@@ -259,12 +262,12 @@ def _flags(plan: str | None) -> LaunchFlags | None:
         return None
 
 
-def _at_once(flags: LaunchFlags | None, starts: Sequence[EngineRun]) -> str:
-    """As the engines told when they came up, else as they were asked to."""
-    found = sorted({run.max_running_requests for run in starts})
-    if not found:
-        return flags.text("max-running-requests", _OPEN) if flags else _OPEN
-    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+def _max_running(flags: LaunchFlags | None, starts: Sequence[EngineRun]) -> str:
+    """Format max_running_requests as the engines reported it, else as the flags set it."""
+    reported = sorted({run.max_running_requests for run in starts})
+    if not reported:
+        return flags.text("max-running-requests", _UNKNOWN) if flags else _UNKNOWN
+    return f"{reported[0]:,}" if len(reported) == 1 else f"{reported[0]:,} to {reported[-1]:,}"
 
 
 def _mtp(flags: LaunchFlags) -> str:

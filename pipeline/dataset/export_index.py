@@ -1,44 +1,74 @@
-"""What an export knows of every published row: kept or dropped, which split, which place.
+"""Index of an export: each published row's drop reason, split and rank.
 
-Invariant: each row has one reason, one split and one rank; kept rows have the ranks from 0 on, in
-the order in which they go out. It holds some 150 bytes a row, and no text but the ids.
+Invariant: each row has one reason, one split and one rank; the ranks of kept rows begin at 0, in
+the order of the output. The index uses about 150 bytes per row, and the ids are its only text.
 """
 
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset.export_rows import KEY_COLUMNS
+from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm
+from pipeline.dataset.frozen import frozen_in
+from pipeline.dataset.parts import states_and_flags
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA
 from schemas.export import ExportOptions
-from schemas.manifest import Part
+from schemas.manifest import Part, RunRecord
+from schemas.units import MIB
 
 KEPT = 0
-_TEXTS_AT_ONCE = 4096
+# Row ids that are Python strings at once.
+_TEXT_BATCH = 4096
+_READ_BUFFER_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSource:
+    """A run's published parts, and the form in which their rows are exported."""
+
+    folder: Folder
+    run: RunRecord
+    parts: tuple[Part, ...]
+    form: RowForm
+
+    def batches(self, num_rows: int) -> Iterator[tuple[int, pa.Table]]:
+        """Read all rows in order, `num_rows` at a time, each batch with its first row's number."""
+        first_row = 0
+        for part in self.parts:
+            for batch in self.batches_of(part, num_rows):
+                yield first_row, batch
+                first_row += batch.num_rows
+
+    def batches_of(self, part: Part, num_rows: int) -> Iterator[pa.Table]:
+        """Read the columns of one part that the form needs, `num_rows` rows at a time."""
+        options = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
+        with opened_parquet(self.folder, f"{DATA}/{part.name}", **options) as file:
+            for batch in file.iter_batches(num_rows, columns=self.form.read_columns):
+                table = pa.Table.from_batches([batch]).select(self.form.columns)
+                yield table.replace_schema_metadata(None)
 
 
 @dataclass(slots=True)
 class Index:
-    """What is known of every published row, in the order of the parts."""
+    """All published rows, in the order of the parts."""
 
-    parts: tuple[Part, ...]
     ids: pa.Array
     samples: pa.Array
     reasons: "array[int]"
-    """0: kept; else the number of the reason why not, in `reason_names`."""
+    """`KEPT`, or the number of the drop reason in `reason_names`."""
     reason_names: list[str]
     split_of: "array[int]"
     rank: "array[int]" = field(default_factory=lambda: array("q"))
-    """Place among the kept rows, in the order in which they go out."""
+    """Position in the output; dropped rows come after all kept ones."""
     split_starts: list[int] = field(default_factory=list)
-    """Rank at which each split begins, and the number of kept rows at the end."""
+    """First rank of each split, followed by the number of kept rows."""
 
     @property
     def num_rows(self) -> int:
@@ -58,52 +88,47 @@ class Index:
         }
 
     def kept_keys(self) -> Iterator[tuple[str, int]]:
-        """Row id and sample index of what goes out, in order."""
+        """Row id and sample index of each exported row, in order."""
         order = pc.sort_indices(pa.array(self.rank, pa.int64()))
-        for start in range(0, self.split_starts[-1], _TEXTS_AT_ONCE):
-            rows = order.slice(start, min(_TEXTS_AT_ONCE, self.split_starts[-1] - start))
+        for start in range(0, self.split_starts[-1], _TEXT_BATCH):
+            rows = order.slice(start, min(_TEXT_BATCH, self.split_starts[-1] - start))
             ids, samples = self.ids.take(rows).to_pylist(), self.samples.take(rows).to_pylist()
             for row, row_id, sample in zip(rows.to_pylist(), ids, samples, strict=True):
                 if self.reasons[row] == KEPT:
                     yield row_id, sample
 
     def dropped_keys(self) -> Iterator[tuple[str, int, str]]:
-        """Row id, sample index and reason of what does not."""
+        """Row id, sample index and reason of each dropped row."""
         for row, reason in enumerate(self.reasons):
             if reason != KEPT:
                 sample = self.samples[row].as_py()
                 yield self.ids[row].as_py(), sample, self.reason_names[reason]
 
 
-def index_rows(
-    folder: Folder, parts: Sequence[Part], input_ids: Iterable[pa.Array], options: ExportOptions
-) -> Index:
-    """Read ids, states and flags; decide what is dropped, and each row's split and rank."""
+def index_rows(source: ExportSource, options: ExportOptions) -> Index:
+    """Read ids, states and flags, and decide each row's drop reason, split and rank."""
     ids, samples = [], []
     names, reasons = ["kept"], array("B")
     drop_flags = set(options.drop_flags)
-    for part in parts:
-        columns = [*KEY_COLUMNS, "status", "flags"]
-        with opened_parquet(folder, f"{DATA}/{part.name}") as file:
-            table = file.read(columns=columns)
+    for part in source.parts:
+        with opened_parquet(source.folder, f"{DATA}/{part.name}") as file:
+            table = file.read(columns=[*KEY_COLUMNS, "status", "flags"])
         ids += table["row_id"].chunks
         samples += table["sample_index"].chunks
-        states = zip(table["status"].to_pylist(), table["flags"].to_pylist(), strict=True)
-        for status, flags in states:
+        for status, flags in states_and_flags(table):
             reason = _drop_reason(status, flags, drop_flags)
             if reason not in names:
                 names.append(reason)
             reasons.append(names.index(reason))
     all_ids = pa.concat_arrays(ids) if ids else pa.array([], pa.string())
     index = Index(
-        parts=tuple(parts),
         ids=all_ids,
         samples=pa.concat_arrays(samples) if samples else pa.array([], pa.int32()),
         reasons=reasons,
         reason_names=names,
         split_of=array("B", _splits(all_ids, options.splits)),
     )
-    _rank(index, input_ids, options)
+    _rank(index, source.folder, options)
     return index
 
 
@@ -125,9 +150,9 @@ def _splits(ids: pa.Array, splits: Sequence[tuple[str, float]]) -> Iterator[int]
 
 
 def _texts(ids: pa.Array) -> Iterator[str]:
-    """A few thousand at a time as Python's own."""
-    for start in range(0, len(ids), _TEXTS_AT_ONCE):
-        yield from ids.slice(start, _TEXTS_AT_ONCE).to_pylist()
+    """Yield the ids as Python strings, a few thousand of which are in memory at once."""
+    for start in range(0, len(ids), _TEXT_BATCH):
+        yield from ids.slice(start, _TEXT_BATCH).to_pylist()
 
 
 def _hash(text: str) -> int:
@@ -135,10 +160,10 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
-def _rank(index: Index, input_ids: Iterable[pa.Array], options: ExportOptions) -> None:
-    """Sort by split, then by the input's order or by chance; rows dropped have no rank."""
+def _rank(index: Index, folder: Folder, options: ExportOptions) -> None:
+    """Rank rows by split, then in the order of the input or of the shuffle; dropped rows last."""
     if options.shuffle_seed is None:
-        keys = _input_order(index, input_ids)
+        keys = _input_order(index, folder)
     else:
         pairs = zip(_texts(index.ids), index.samples.to_pylist(), strict=True)
         keys = pa.array(
@@ -165,8 +190,10 @@ def _rank(index: Index, input_ids: Iterable[pa.Array], options: ExportOptions) -
         index.split_starts.append(index.split_starts[-1] + kept[number])
 
 
-def _input_order(index: Index, input_ids: Iterable[pa.Array]) -> pa.Array:
-    known = pa.concat_arrays([*input_ids, pa.array([], pa.string())])
-    found = pc.index_in(index.ids, value_set=known).cast(pa.int64())
-    outside = pa.array(range(len(known), len(known) + index.num_rows), pa.int64())
-    return pc.coalesce(found, outside)
+def _input_order(index: Index, folder: Folder) -> pa.Array:
+    """Number each row by its place in the frozen prompts; rows that are not there follow."""
+    frozen = frozen_in(folder)
+    input_ids = pa.array([], pa.string()) if frozen is None else frozen.row_ids()
+    places = pc.index_in(index.ids, value_set=input_ids).cast(pa.int64())
+    after = pa.array(range(len(input_ids), len(input_ids) + index.num_rows), pa.int64())
+    return pc.coalesce(places, after)

@@ -1,8 +1,8 @@
-"""Published rows in the forms that trainers read. Pure: a batch in, a batch out.
+"""RowForm: published rows converted to the formats that trainers read. Pure.
 
-Invariant: a row comes out whole or is named with the reason why not. The loss mask of token rows is
-one exactly where the engine generated: from the boundary that it reported itself. Token ids stay in
-Arrow's buffers: a Python list of them is made for the tokenizer alone, a few rows at a time.
+Invariant: a row is converted whole or left out with its reason. The loss mask of token rows is one
+exactly where the engine generated: from the boundary that the engine reported. Token ids stay in
+Arrow's buffers; only the tokenizer gets Python lists, of a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,40 +13,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.completion import COMPLETION_SCHEMA
-from schemas.export import ExportFormat, ReasoningPlace
+from schemas.export import ExportFormat, ExportOptions, ReasoningPlace
 
 KEY_COLUMNS = ("row_id", "sample_index")
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
-_MOST_DECODED_TOKENS = 2**18
-"""At once. As Python's own numbers they take 36 bytes each, and their text four."""
+# Tokens decoded at once. Each uses 36 bytes as a Python integer, and four as text.
+_MAX_DECODED_TOKENS = 2**18
 
 _CONVERSATION = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 _SHAREGPT = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt"}
-_MADE = {"tokens": ("turn_index", "input_ids", "loss_mask"), "conversations": ("conversations",)}
+_ADDED_COLUMNS = {
+    "tokens": ("turn_index", "input_ids", "loss_mask"),
+    "conversations": ("conversations",),
+}
 _TOKEN_FIELDS = (
     "prompt_token_ids", "completion_token_ids", "generation_boundary", "completion_tokens",
 )  # fmt: skip
+# The text that the ids must contain, and the place where it begins in them, approximately.
 _TEXT_FIELDS = ("answer_text", "reasoning_tokens")
-"""What the ids are held against, and about where in them it begins."""
 _PLAIN_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """How rows go out."""
+    """Format of the exported rows."""
 
     format: ExportFormat
     reasoning: ReasoningPlace
     carried: tuple[str, ...]
     decode: Decode | None = None
-    """From the token ids of many turns to their texts, special tokens left out; None where no
-    tokenizer is at hand.
-    """
+    """Texts of many turns' token ids, without special tokens; None without a tokenizer."""
 
     @property
     def columns(self) -> list[str]:
-        """What has to be read of a part."""
+        """Columns of a part that the form needs."""
         if self.format == "rows":
             return [*COMPLETION_SCHEMA.names, *self.carried]
         body = "turns" if self.format == "tokens" else "messages"
@@ -54,7 +55,7 @@ class RowForm:
 
     @property
     def read_columns(self) -> list[str]:
-        """The same by their paths in the file: of the turns, only the fields that are looked at."""
+        """Paths of those columns in the file, with only the fields of turns that are used."""
         if self.format != "tokens":
             return self.columns
         fields = [*_TOKEN_FIELDS, *(_TEXT_FIELDS if self.decode else ())]
@@ -62,16 +63,17 @@ class RowForm:
         return [*KEY_COLUMNS, *turns, *self.carried]
 
     def convert(self, batch: pa.Table) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
-        """The batch as it goes out, and for each of these rows the place where it came from.
+        """Convert a batch.
 
-        Also places that do not go out, each with its reason.
+        Returns the converted rows, the place in the batch of each of them, and the places that
+        were left out, with reasons.
         """
         batch = batch.rename_columns(self._out_names(batch.column_names))
         if self.format == "tokens":
             return self._token_rows(batch)
-        at = pa.array(range(batch.num_rows), pa.int64())
+        places = pa.array(range(batch.num_rows), pa.int64())
         if self.format == "rows" or (self.format == "messages" and self.reasoning == "apart"):
-            return batch, at, []
+            return batch, places, []
         convert = self._conversation if self.format == "conversations" else self._messages
         values = [convert(messages) for messages in batch["messages"].to_pylist()]
         number = batch.column_names.index("messages")
@@ -79,17 +81,17 @@ class RowForm:
         if self.format == "conversations":
             name, kind = "conversations", _CONVERSATION
         changed = batch.set_column(number, pa.field(name, kind), pa.array(values, kind))
-        return changed, at, []
+        return changed, places, []
 
     def _out_names(self, names: list[str]) -> list[str]:
-        """A kept column that has the name of one that the format makes goes out under another."""
-        own, out = _MADE.get(self.format, ()), []
+        """Rename carried columns that have the name of a column which the format adds."""
+        added, renamed = _ADDED_COLUMNS.get(self.format, ()), []
         for name in names:
             changed = name
-            while changed in own or (changed != name and changed in names):
+            while changed in added or (changed != name and changed in names):
                 changed = f"kept_{changed}"
-            out.append(changed)
-        return out
+            renamed.append(changed)
+        return renamed
 
     def _text(self, message: dict[str, Any]) -> str:
         reasoning = message["reasoning_content"]
@@ -104,29 +106,29 @@ class RowForm:
         return [{"from": _SHAREGPT[m["role"]], "value": self._text(m)} for m in messages]
 
     def _token_rows(self, batch: pa.Table) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
-        """A row a turn; a row goes out with all its turns or not at all."""
+        """Convert each turn to a row; a row is exported with all its turns or left out."""
         lists = batch["turns"].combine_chunks()
         turns, row_of_turn = pc.list_flatten(lists), pc.list_parent_indices(lists)
         left_out = self._left_out(lists, turns, row_of_turn)
         faulty = pa.array(left_out, row_of_turn.type)
         chosen = pc.indices_nonzero(pc.invert(pc.is_in(row_of_turn, value_set=faulty)))
-        at = row_of_turn.take(chosen)
-        first_turns = pc.subtract(lists.offsets, lists.offsets[0]).take(at)
+        places = row_of_turn.take(chosen)
+        first_turns = pc.subtract(lists.offsets, lists.offsets[0]).take(places)
         turn_index = pc.subtract(chosen.cast(pa.int32()), first_turns)
         input_ids, loss_mask = _joined(
             _taken(pc.struct_field(turns, "prompt_token_ids"), chosen),
             _taken(pc.struct_field(turns, "completion_token_ids"), chosen),
         )
-        kept = batch.drop_columns(["turns"]).take(at)
-        columns = zip(_MADE["tokens"], (turn_index, input_ids, loss_mask), strict=True)
+        table = batch.drop_columns(["turns"]).take(places)
+        columns = zip(_ADDED_COLUMNS["tokens"], (turn_index, input_ids, loss_mask), strict=True)
         for name, values in columns:
-            kept = kept.append_column(name, values)
-        return kept, at, sorted(left_out.items())
+            table = table.append_column(name, values)
+        return table, places, sorted(left_out.items())
 
     def _left_out(
         self, lists: pa.ListArray, turns: pa.StructArray, row_of_turn: pa.Array
     ) -> dict[int, str]:
-        """Rows that do not go out, each with the fault of its first turn that has one."""
+        """Map each row to leave out to the fault of its first faulty turn."""
         faults = _token_faults(turns)
         if self.decode is not None:
             unlike = self._unlike_their_text(turns, pc.indices_nonzero(pc.is_null(faults)))
@@ -134,44 +136,44 @@ class RowForm:
             faults = pc.if_else(is_unlike, "tokens_are_not_the_text", faults)
         faulty = pc.indices_nonzero(pc.is_valid(faults))
         no_turns = pc.indices_nonzero(pc.equal(pc.list_value_length(lists), 0))
-        found = dict.fromkeys(no_turns.to_pylist(), "no_turns")
+        left_out = dict.fromkeys(no_turns.to_pylist(), "no_turns")
         pairs = zip(
             row_of_turn.take(faulty).to_pylist(), faults.take(faulty).to_pylist(), strict=True
         )
         for row, fault in pairs:
-            found.setdefault(row, fault)
-        return found
+            left_out.setdefault(row, fault)
+        return left_out
 
     def _unlike_their_text(self, turns: pa.StructArray, sound: pa.Array) -> pa.Array:
-        """Which of the turns at these places have an answer that their ids do not spell."""
+        """List the turns at these places whose ids do not spell their answer."""
         assert self.decode is not None
         ids = _IdLists.of(_taken(pc.struct_field(turns, "completion_token_ids"), sound))
         answers = pc.struct_field(turns, "answer_text").take(sound).to_pylist()
-        thought = pc.struct_field(turns, "reasoning_tokens").take(sound).to_pylist()
-        wanted = [answer.strip() for answer in answers]
-        # The answer is in what follows the thinking, mostly the smaller part; where it is not, or
-        # the count of the thinking is amiss, the whole is decoded.
-        unsure = self._without(wanted, ids, range(len(wanted)), [n or 0 for n in thought])
-        unlike = self._without(wanted, ids, unsure, [0] * len(wanted))
+        reasoning = pc.struct_field(turns, "reasoning_tokens").take(sound).to_pylist()
+        expected = [answer.strip() for answer in answers]
+        # The answer follows the reasoning and is mostly the smaller part. All ids are decoded only
+        # where it is not there, or the reasoning was counted wrong.
+        unsure = self._without(expected, ids, range(len(expected)), [n or 0 for n in reasoning])
+        unlike = self._without(expected, ids, unsure, [0] * len(expected))
         return sound.take(pa.array(unlike, pa.int64())).cast(pa.int64())
 
     def _without(
-        self, wanted: list[str], ids: "_IdLists", places: Sequence[int], starts: list[int]
+        self, expected: list[str], ids: "_IdLists", places: Sequence[int], starts: list[int]
     ) -> list[int]:
-        """Those of the places whose wanted text is not in their ids from the start on."""
+        """List the places whose expected text is not in their ids from `starts` on."""
         assert self.decode is not None
-        found = []
-        for some in ids.runs(places, starts):
-            texts = self.decode([ids.listed(place, starts[place]) for place in some])
-            found += [
-                place for place, text in zip(some, texts, strict=True) if wanted[place] not in text
+        without = []
+        for run in ids.runs(places, starts):
+            texts = self.decode([ids.listed(place, starts[place]) for place in run])
+            without += [
+                place for place, text in zip(run, texts, strict=True) if expected[place] not in text
             ]
-        return found
+        return without
 
 
 @dataclass(frozen=True, slots=True)
 class _IdLists:
-    """Lists of token ids, read from Arrow's buffer without an object for each id."""
+    """Lists of token ids, read from Arrow's buffer without a Python object per id."""
 
     offsets: list[int]
     values: memoryview
@@ -186,17 +188,17 @@ class _IdLists:
         return cls(lists.offsets.to_pylist(), numbers)
 
     def listed(self, place: int, start: int) -> list[int]:
-        """The ids of one list from a start on."""
+        """Ids of one list, from `start` on."""
         first, stop = self.offsets[place], self.offsets[place + 1]
         return self.values[min(first + start, stop) : stop].tolist()
 
     def runs(self, places: Sequence[int], starts: list[int]) -> Iterator[list[int]]:
-        """The places in runs that have `_MOST_DECODED_TOKENS` together, or are one."""
+        """Split the places into runs of at most `_MAX_DECODED_TOKENS`, or of one place."""
         run: list[int] = []
         num_tokens = 0
         for place in places:
             length = max(0, self.offsets[place + 1] - self.offsets[place] - starts[place])
-            if run and num_tokens + length > _MOST_DECODED_TOKENS:
+            if run and num_tokens + length > _MAX_DECODED_TOKENS:
                 yield run
                 run, num_tokens = [], 0
             run.append(place)
@@ -206,7 +208,7 @@ class _IdLists:
 
 
 def _token_faults(turns: pa.StructArray) -> pa.Array:
-    """Why each turn has no usable token ids, by its counts; null where they are as they should."""
+    """Name the fault in each turn's ids, as its counts show it; null where they are consistent."""
     asked = pc.struct_field(turns, "prompt_token_ids")
     generated = pc.struct_field(turns, "completion_token_ids")
     boundary = pc.struct_field(turns, "generation_boundary")
@@ -223,29 +225,28 @@ def _token_faults(turns: pa.StructArray) -> pa.Array:
 
 
 def _taken(lists: pa.ListArray, places: pa.Array) -> pa.ListArray:
-    """The lists at these places, in order and each once; all of them are not copied."""
+    """Take the lists at these sorted places, without a copy where they are all."""
     return lists if len(places) == len(lists) else lists.take(places)
 
 
 def _joined(asked: pa.ListArray, generated: pa.ListArray) -> tuple[pa.ListArray, pa.ListArray]:
-    """Each turn's ids, what was asked before what was generated, and a one where it was."""
+    """Concatenate each turn's prompt and generated ids, with a mask that is one where generated."""
     num_turns = len(asked)
     slices = [both.slice(turn, 1) for turn in range(num_turns) for both in (asked, generated)]
     pieces = pa.concat_arrays([asked.slice(0, 0), *slices])
-    # Asked and generated take turns, so that a piece's place is odd where it was generated.
+    # Prompt and generated pieces alternate, so a piece with an odd number was generated.
     mask = pc.bit_wise_and(pc.list_parent_indices(pieces), 1).cast(pa.int8())
     bounds = pieces.offsets.take(pa.array(range(0, 2 * num_turns + 1, 2), pa.int64()))
     input_ids = pa.ListArray.from_arrays(bounds, pc.list_flatten(pieces))
     return input_ids, pa.ListArray.from_arrays(bounds, mask)
 
 
-def form_of(
-    format_: ExportFormat,
-    reasoning: ReasoningPlace | None,
-    carried: Sequence[str],
-    decode: Decode | None,
-) -> RowForm:
-    default: ReasoningPlace = "inline" if format_ == "conversations" else "apart"
+def form_of(options: ExportOptions, carried: Sequence[str], decode: Decode | None) -> RowForm:
+    """Resolve the options' default place of the reasoning."""
+    default: ReasoningPlace = "inline" if options.format == "conversations" else "apart"
     return RowForm(
-        format=format_, reasoning=reasoning or default, carried=tuple(carried), decode=decode
+        format=options.format,
+        reasoning=options.reasoning or default,
+        carried=tuple(carried),
+        decode=decode,
     )

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from jobs.export import main
-from pipeline.dataset import export
+from pipeline.dataset import export, export_buckets
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import list_in_manifest
@@ -141,10 +141,10 @@ def loaded(dest: Path, cache: Path) -> "datasets.DatasetDict":
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, three of them open at once: several passes over the parts."""
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 1_000)
-    monkeypatch.setattr(export, "_MOST_OPEN_BUCKETS", 3)
-    monkeypatch.setattr(export, "_BATCH_ROWS", 5)
-    monkeypatch.setattr(export, "_HEAP_BYTES", 500)
+    monkeypatch.setattr(export_buckets, "_BUCKET_BYTES", 1_000)
+    monkeypatch.setattr(export_buckets, "_MAX_OPEN_BUCKETS", 3)
+    monkeypatch.setattr(export_buckets, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(export_buckets, "_CHUNK_BYTES", 500)
 
 
 # -- rows
@@ -207,8 +207,8 @@ def test_split_hangs_on_the_row_id_alone(run: LocalFolder, tmp_path: Path) -> No
 def test_files_are_of_the_size_that_is_asked(
     run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_BUCKET_BYTES", 500)
-    monkeypatch.setattr("jobs.export._MIB", 3_000)
+    monkeypatch.setattr(export_buckets, "_BUCKET_BYTES", 500)
+    monkeypatch.setattr("jobs.export.MIB", 3_000)
     exported(run, tmp_path / "d", "--file-mib", "1")
     sizes = [file.stat().st_size for file in sorted((tmp_path / "d" / "data").iterdir())]
     assert len(sizes) >= 3
@@ -377,7 +377,7 @@ def test_card_tells_the_launches_of_the_manifest_and_the_rows(
     card = (tmp_path / "d" / "README.md").read_text()
     assert "| 1 | fake | 1 | 2 | 1 | 1 | 0.86 | 31 | off | 1 | 119 |" in card
     # The error row was never asked.
-    assert f"| 2 | fake | 1 | {'not told | ' * 7}1 |" in card
+    assert f"| 2 | fake | 1 | {'not known | ' * 7}1 |" in card
     assert f"- launch 1: `{PLAN}`" in card
 
 
@@ -466,7 +466,7 @@ def test_folder_that_holds_something_else_is_refused(
     assert "found thesis.txt there" in capsys.readouterr().err
     exported(run, tmp_path / "e")
     assert main([str(run.root), "--to", str(tmp_path / "e"), "--shuffle", "1"]) == 2
-    assert "holds another export" in capsys.readouterr().err
+    assert "contains another export" in capsys.readouterr().err
 
 
 # -- breaks
@@ -488,8 +488,9 @@ def test_same_export_again_has_nothing_to_do(
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: int) -> Iterator[None]:
-    """The function of `export` breaks off before its `at`-th call."""
-    usual, calls = getattr(export, name), itertools.count()
+    """Interrupt the export before the `at`-th call of one of its functions."""
+    modules = [module for module in (export, export_buckets) if hasattr(module, name)]
+    usual, calls = getattr(modules[0], name), itertools.count()
 
     def call(*arguments: object, **options: object) -> object:
         if next(calls) == at:
@@ -497,7 +498,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: int) -> Iterator[No
         return usual(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(export, name, call)
+        for module in modules:
+            patch.setattr(module, name, call)
         yield
 
 
@@ -506,17 +508,17 @@ def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: int) -> Iterator[No
     ("name", "at"),
     [
         *(("_by_bucket", at) for at in (0, 1, 9)),
-        *(("_write_synced", at) for at in (0, 1, 3)),
+        *(("replacing", at) for at in (0, 1, 2, 3)),
         *(("_write_file", at) for at in (0, 1, 3)),
-        *(("_sorted_bucket", at) for at in (0, 1, 5)),
-        *(("_append_synced", at) for at in (0, 2, 3)),
+        *(("sorted_bucket", at) for at in (0, 1, 5)),
+        *(("remove_bucket", at) for at in (0, 2, 3)),
         ("commit", 0),
     ],
 )
 def test_export_that_breaks_off_anywhere_goes_on_and_is_the_same(
     run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, at: int
 ) -> None:
-    monkeypatch.setattr("jobs.export._MIB", 3_000)
+    monkeypatch.setattr("jobs.export.MIB", 3_000)
     options = ("--file-mib", "1", "--format", "tokens", "--split", "a=0.6", "--split", "b=0.4")
     whole = exported(run, tmp_path / "whole", *options)
     for _ in breaking(monkeypatch, name, at):
@@ -563,4 +565,4 @@ def test_bucket_that_is_not_whole_is_told_with_what_to_remove(
     assert main([str(run.root), "--to", str(tmp_path / "d")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"{bucket}: cannot be read: ")
-    assert f"remove {bucket.parent} and what is in the destination to begin again" in said
+    assert f"remove {bucket.parent} and the files in the destination to begin again" in said

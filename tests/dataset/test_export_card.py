@@ -1,8 +1,8 @@
-"""The card tells which launches made the rows, by the rows and by the engines that came up."""
+"""The card lists the launches, with their rows, and the engines that came up."""
 
 from collections import Counter
 
-from pipeline.dataset.export_card import LaunchRow, launch_lines
+from pipeline.dataset.export_card import EngineLaunch, launch_lines
 from schemas.manifest import EngineRun
 
 RELEASE = "sglang 0.5.23"
@@ -12,8 +12,8 @@ MTP_PLAN = (
 )
 
 
-def launch(plan: str | None, engine: str = "sglang", release: str | None = RELEASE) -> LaunchRow:
-    return LaunchRow(engine=engine, release=release, plan=plan)
+def launch(plan: str | None, engine: str = "sglang", release: str | None = RELEASE) -> EngineLaunch:
+    return EngineLaunch(engine=engine, release=release, plan=plan)
 
 
 def started(worker_id: str, plan: str | None, max_running_requests: int) -> EngineRun:
@@ -28,7 +28,7 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_launches_are_told_with_their_settings_and_rows() -> None:
+def test_launches_are_listed_with_their_settings_and_rows() -> None:
     rows = Counter({launch("--tp 8 --pp-size 3"): 10, launch(MTP_PLAN): 1234})
     runs = [
         started("w0", MTP_PLAN, 31),
@@ -59,12 +59,12 @@ def test_launches_are_told_with_their_settings_and_rows() -> None:
 def test_what_is_not_known_of_a_launch_stays_open() -> None:
     rows = Counter({launch(None, "endpoint", None): 3, launch("--tp-size x"): 2})
     assert cells(launch_lines("m", rows, [])) == [
-        ["1", "endpoint", *["not told"] * 8, "3"],
-        ["2", "sglang", RELEASE, *["not told"] * 7, "2"],
+        ["1", "endpoint", *["not known"] * 8, "3"],
+        ["2", "sglang", RELEASE, *["not known"] * 7, "2"],
     ]
 
 
-def test_launch_that_made_no_rows_is_told_too() -> None:
+def test_launch_without_rows_is_listed_too() -> None:
     assert cells(launch_lines("m", Counter(), [started("w0", "--tp 1", 7)]))[0][-2:] == ["1", "0"]
     assert launch_lines("m", Counter(), []) == []
 
@@ -72,6 +72,6 @@ def test_launch_that_made_no_rows_is_told_too() -> None:
 def test_long_tail_of_launches_is_summed() -> None:
     rows = Counter({launch(f"--max-running-requests {n}"): n for n in range(1, 26)})
     lines = launch_lines("m", rows, [])
-    # 25, 24 ... 6 are told; 5 + 4 + 3 + 2 + 1 are 15.
+    # 25, 24 ... 6 are listed; 5 + 4 + 3 + 2 + 1 are 15.
     assert [row[7] for row in cells(lines)] == [f"{n}" for n in range(25, 5, -1)]
     assert "- 5 other launches: 15 rows" in lines

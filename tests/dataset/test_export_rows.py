@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pipeline.dataset import export_rows
 from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm, form_of
 from schemas.completion import COMPLETION_SCHEMA
+from schemas.export import ExportOptions
 
+TOKENS = ExportOptions(format="tokens")
 _TURNS = COMPLETION_SCHEMA.field("turns").type
 _IDS = st.none() | st.lists(st.integers(0, 300), max_size=6)
 _TURN = st.fixed_dictionaries(
@@ -123,7 +125,7 @@ def test_token_rows_are_those_of_a_plain_loop(
     drawn: list[list[dict[str, Any]]], is_decoded: bool
 ) -> None:
     rows = [[turn(one) for one in turns] for turns in drawn]
-    form = form_of("tokens", None, ["level"], decode if is_decoded else None)
+    form = form_of(TOKENS, ["level"], decode if is_decoded else None)
     made, left_out = converted(form, rows)
     assert (made.to_pylist(), left_out) == plain_token_rows(rows, is_decoded=is_decoded)
 
@@ -132,7 +134,7 @@ def test_sound_rows_of_many_lengths_are_those_of_a_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The property test draws faults often; here every row goes out, decoded a few at a time.
-    monkeypatch.setattr(export_rows, "_MOST_DECODED_TOKENS", 40)
+    monkeypatch.setattr(export_rows, "_MAX_DECODED_TOKENS", 40)
     chance = random.Random(4)
     drawn = [
         [
@@ -147,7 +149,7 @@ def test_sound_rows_of_many_lengths_are_those_of_a_plain_loop(
         for _ in range(50)
     ]
     rows = [[turn(one) for one in turns] for turns in drawn]
-    made, left_out = converted(form_of("tokens", None, ["level"], decode), rows)
+    made, left_out = converted(form_of(TOKENS, ["level"], decode), rows)
     assert not left_out
     assert (made.to_pylist(), left_out) == plain_token_rows(rows, is_decoded=True)
     assert made.schema.field("input_ids").type == pa.list_(pa.int32())
@@ -162,5 +164,5 @@ def test_only_ids_are_decoded_that_follow_the_thinking() -> None:
         return decode(lists)
 
     ids = FILLER | {"completion_token_ids": [5, 6, 7, 8], "reasoning_tokens": 2}
-    form_of("tokens", None, ["level"], noting).convert(batch_of([[turn(ids)]]))
+    form_of(TOKENS, ["level"], noting).convert(batch_of([[turn(ids)]]))
     assert seen == [[7, 8]]
