@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipeline.engines.gpus import Card, planned_card
-from pipeline.engines.ladder import LadderBasis, PlanPrice, running_requests
+from pipeline.engines.remedies import LadderBasis, PlanPrice, running_requests
 from pipeline.errors import PlanError
 from pipeline.planner.cards import gpu_of, speed_known
 from pipeline.planner.rate.ranking import Load, plan_tokens_per_s, ranking_rate
@@ -50,7 +50,7 @@ def launch_setting(
     gpu = _gpu(config, tuple(cards))
     if gpu is None:
         reasons.append("no card is known: neither NVML nor nvidia-smi nor `hardware` tells one")
-    rate, rate_unit = _rate(config, model, gpu)
+    price, price_unit = _price(config, model, gpu)
     setting = LadderBasis(
         model=model,
         gpu=gpu,
@@ -60,8 +60,8 @@ def launch_setting(
         least_context_tokens=needed_context_tokens(config, model, longest),
         may_change_state_dtype=config.planner.allow_state_dtype,
         users_flags=frozenset(name for name, _ in users_flags(config).values),
-        rate=rate,
-        rate_unit=rate_unit,
+        price=price,
+        price_unit=price_unit,
     )
     return setting, "; ".join(reasons) or None
 
@@ -107,7 +107,7 @@ def _of_one_engine(candidate: Candidate, load: Load) -> float:
     return ranking_rate(candidate, load)
 
 
-def _rate(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[PlanPrice, str]:
+def _price(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[PlanPrice, str]:
     """What plans are priced by: tokens/s where the card's speed is known."""
     if model is None or gpu is None or not speed_known(gpu):
         return running_requests, "requests at once"

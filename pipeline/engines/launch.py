@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeline.engines.first_launch import first_launch, launch_setting
 from pipeline.engines.gpus import Card, shared_cards
-from pipeline.engines.ladder import Again, LadderBasis, PlanPrice, Step, Stop, Tried, next_step
+from pipeline.engines.ladder import Again, Stop, next_step
+from pipeline.engines.remedies import MENDED_BY_FLAGS, LadderBasis, PlanPrice, Step, Tried
 from pipeline.errors import PlanError
 from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.sglang.calibration import (
@@ -35,10 +36,6 @@ from schemas.config import RunFile
 from schemas.plan import Calibration, LaunchPlan
 from schemas.prompt import Longest
 from schemas.units import GIB
-
-_MENDED_BY_FLAGS = {
-    "pool", "state_pool", "graph_capture", "runtime", "weights", "draft_weights", "unbalanced",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +89,7 @@ class LaunchHistory:
             self.config, cards, self.release, self.longest_prompts
         )
         if self.rate is not None:
-            self.setting = replace(self.setting, rate=self.rate, rate_unit=self.rate_unit)
+            self.setting = replace(self.setting, price=self.rate, price_unit=self.rate_unit)
         self._calibration = self._kept(users_flags(self.config))
         first = first_launch(self.config, self.setting, unplanned, self._calibration)
         self.flags = first.flags
@@ -190,7 +187,7 @@ class LaunchHistory:
 
     def note_served(self) -> None:
         """It has answered: what was nobody's fault before is over."""
-        self._tried = tuple(one for one in self._tried if one.cause.kind in _MENDED_BY_FLAGS)
+        self._tried = tuple(one for one in self._tried if one.cause.kind in MENDED_BY_FLAGS)
 
     def note_end(self, cause: Cause, log_text: str) -> Again | Step | Stop:
         """What to do about an engine's end; a step is taken over at once."""

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engines import embedded
 from pipeline.engines.gpus import visible_cards
 from pipeline.engines.health import StartWatch, Watch
-from pipeline.engines.ladder import Again, Step, Stop
+from pipeline.engines.ladder import Again, Stop
 from pipeline.engines.launch import LaunchHistory
+from pipeline.engines.remedies import Step
 from pipeline.engines.server import EngineProcess, free_port, installed_release, node_lock
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.models.thinking import family, template_kwargs

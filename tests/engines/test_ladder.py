@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.ladder import MOST_STEPS, Again, LadderBasis, Step, Stop, Tried, next_step
+from pipeline.engines.ladder import MOST_STEPS, Again, Stop, next_step
+from pipeline.engines.remedies import LadderBasis, Step, Tried
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import plan_launch
@@ -171,7 +172,7 @@ def test_three_steps_at_most_meet_needs_that_no_plan_foresees(
     def by_requests_and_chunk(made: LaunchPlan) -> float:
         return made.requests_at_expected_length + made.settings.chunked_prefill_size / 1e6
 
-    on = setting(rate=by_requests_and_chunk)
+    on = setting(price=by_requests_and_chunk)
     line = "--mem-fraction-static 0.91 --max-running-requests 128 --disable-radix-cache"
     so_far: tuple[Tried, ...] = (tried(line, excerpt),)
     while headroom(plan(so_far[-1].flags, on)) < unforeseen_gib * 2**30:
@@ -207,7 +208,7 @@ def test_candidate_that_loses_least_is_taken_by_the_given_price() -> None:
         return float(getattr(made.settings.speculation, "steps", 0))
 
     at = tried(f"--mem-fraction-static 0.90 {MTP}", "graph_capture--draft-decode")
-    kept = next_step((at,), setting(rate=steps_of_speculation, rate_unit="steps"))
+    kept = next_step((at,), setting(price=steps_of_speculation, price_unit="steps"))
     assert isinstance(kept, Step)
     assert kept.flags.has("speculative-algorithm")
     assert kept.price == "3 → 3 steps (+0 %), as planned"
@@ -223,10 +224,10 @@ def test_states_are_stored_in_bf16_only_where_that_is_allowed() -> None:
 
     line = "--mem-fraction-static 0.70"
     so_far: tuple[Tried, ...] = (tried(line, "state_pool--no-slots"),)
-    kept = next_step(so_far, setting(rate=slots))
+    kept = next_step(so_far, setting(price=slots))
     assert isinstance(kept, Step)
     assert not kept.flags.has("mamba-ssm-dtype")
-    allowed = next_step(so_far, setting(may_change_state_dtype=True, rate=slots))
+    allowed = next_step(so_far, setting(may_change_state_dtype=True, price=slots))
     assert isinstance(allowed, Step)
     assert allowed.flags.text("mamba-ssm-dtype") == "bfloat16"
 
@@ -254,7 +255,7 @@ def test_more_cards_are_used_only_if_they_are_there() -> None:
 def test_context_is_shortened_no_further_than_the_rows_bear() -> None:
     at = tried("--mem-fraction-static 0.90 --context-length 262144", RUNTIME)
     # As if a short context were worth all: what the rows need is kept all the same.
-    on = setting(least_context_tokens=16384, rate=lambda p: -float(p.settings.context_length))
+    on = setting(least_context_tokens=16384, price=lambda p: -float(p.settings.context_length))
     answer = next_step((at,), on)
     assert isinstance(answer, Step)
     assert answer.flags.text("context-length") == "16384"
@@ -336,7 +337,7 @@ def test_refused_line_that_was_killed_before_is_not_tried_again() -> None:
 
 def test_flag_that_was_refused_comes_back_with_no_later_step() -> None:
     # The price calls for the flag each time, with another fraction.
-    on = setting(rate=lambda made: float(made.settings.disable_radix_cache))
+    on = setting(price=lambda made: float(made.settings.disable_radix_cache))
     at = tried("--mem-fraction-static 0.80", RUNTIME)
     added = flags("--mem-fraction-static 0.74 --disable-radix-cache")
     refused = Tried(flags=added, cause=bare_cause("flag", "disable-radix-cache"))

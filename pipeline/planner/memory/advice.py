@@ -4,18 +4,32 @@ A pool failure wants a higher fraction, a slack failure a lower one, and some la
 working value; so no direction is assumed, each is tried. Advice costs a few dozen assessments.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pipeline.models.formats import online_format
+from pipeline.planner.memory.changes import (
+    WITHOUT_PREFIX_CACHE,
+    Changes,
+    bf16_states,
+    chunk_change,
+    draft_change,
+    fraction_change,
+    lazy_extra_buffer,
+    more_tensor_ranks,
+    nearby_fractions,
+    without_prefix_cache,
+    without_speculation,
+)
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.verdict import Judgement, judgement
 from pipeline.planner.sglang.settings import RefusedLaunch
-from schemas.plan import Advice, LinearState, Moe, NoSpeculation
+from schemas.plan import Advice, LinearState, NoSpeculation
 
 _FRACTIONS = tuple(round(0.50 + 0.01 * step, 2) for step in range(48))  # 0.50 … 0.97
-_RANKS = (2, 4, 8, 16)
+# Tried, nearest first, where a change fits only with another fraction.
+_FRACTION_STEPS = (0.03, -0.03, 0.06, -0.06, 0.1, -0.1)
 
 
 def advice_for(launch: ResolvedLaunch) -> tuple[Advice, ...]:
@@ -32,9 +46,7 @@ def advice_for(launch: ResolvedLaunch) -> tuple[Advice, ...]:
 
 
 def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
-    working = [
-        value for value in _FRACTIONS if _fits(launch, {"mem-fraction-static": f"{value:g}"})
-    ]
+    working = [value for value in _FRACTIONS if _fits(launch, fraction_change(value))]
     current = launch.settings.mem_fraction_static
     if not working:
         return [
@@ -57,7 +69,7 @@ def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
             flag="--mem-fraction-static",
             value=f"{value:g}",
             effect=f"fits from {working[0]:g} to {working[-1]:g}; "
-            + _effect(launch, {"mem-fraction-static": f"{value:g}"}),
+            + _effect(launch, fraction_change(value)),
             reason=f"{direction} it: {kind}",
         )
     ]
@@ -86,26 +98,18 @@ def _other_advice(launch: ResolvedLaunch) -> Iterator[Advice]:
         )
 
 
-Change = tuple[dict[str, str | None], str]
+Change = tuple[Changes, str]
 
 
 def _candidates(launch: ResolvedLaunch) -> Iterator[Change]:
     yield from _request_changes(launch)
     yield from _state_changes(launch)
     if not isinstance(launch.settings.speculation, NoSpeculation):
-        yield (
-            {
-                "speculative-num-steps": "1",
-                "speculative-num-draft-tokens": "2",
-                "speculative-eagle-topk": "1",
-            },
-            "fewer tokens to verify at once",
-        )
-        yield _without_speculation(), "no draft and no verify states"
+        yield draft_change(steps=1), "fewer tokens to verify at once"
+        yield without_speculation(launch.flags), "no draft and no verify states"
     yield from _headroom_changes(launch)
-    for tp in _RANKS:
-        if tp > launch.settings.tp_size and _divides(launch, tp):
-            yield {"tp-size": str(tp)}, "the weights are divided over more cards"
+    for changes in more_tensor_ranks(launch.settings, launch.model):
+        yield changes, "the weights are divided over more cards"
     if launch.model.format.base == "bf16" and not launch.flags.text("quantization"):
         yield {"quantization": "fp8"}, "half the weights; changes results"
 
@@ -123,40 +127,29 @@ def _request_changes(launch: ResolvedLaunch) -> Iterator[Change]:
 def _state_changes(launch: ResolvedLaunch) -> Iterator[Change]:
     if not isinstance(launch.model.state, LinearState):
         return
-    settings = launch.settings
-    if launch.flags.text("mamba-ssm-dtype") != "bfloat16":
-        yield {"mamba-ssm-dtype": "bfloat16"}, "half the state of each request; changes results"
-    if settings.mamba_strategy == "extra_buffer":
-        yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
-    if not settings.disable_radix_cache and isinstance(settings.speculation, NoSpeculation):
-        yield {"disable-radix-cache": ""}, "1 state slot a request"
+    has_draft = not isinstance(launch.settings.speculation, NoSpeculation)
+    for changes, reason in _smaller_states(launch):
+        if not (has_draft and changes is WITHOUT_PREFIX_CACHE):
+            yield changes, reason
+
+
+def _smaller_states(launch: ResolvedLaunch) -> Iterator[Change]:
+    for changes in bf16_states(launch.flags, launch.model):
+        yield changes, "half the state of each request; changes results"
+    for changes in lazy_extra_buffer(launch.settings):
+        yield changes, "4 slots a request, not 5"
+    for changes in without_prefix_cache(launch.settings):
+        yield changes, "1 state slot a request"
 
 
 def _headroom_changes(launch: ResolvedLaunch) -> Iterator[Change]:
     settings = launch.settings
     if settings.chunked_prefill_size > 2048:
-        half = settings.chunked_prefill_size * launch.ranks.attention_dp_size // 2
-        yield {"chunked-prefill-size": str(half)}, "half the activations and indexer scratch"
+        yield chunk_change(settings, divisor=2), "half the activations and indexer scratch"
     if settings.context_length > 65536:
         yield {"context-length": "32768"}, "a smaller request table and graph indices"
     if settings.decode_graph_max_bs > 32:
         yield {"cuda-graph-max-bs-decode": "16"}, "fewer and smaller graphs"
-
-
-def _divides(launch: ResolvedLaunch, tp: int) -> bool:
-    experts_fit = not isinstance(launch.model.ffn, Moe) or launch.model.ffn.experts % tp == 0
-    return launch.model.heads % tp == 0 and experts_fit
-
-
-def _without_speculation() -> dict[str, str | None]:
-    return dict.fromkeys(
-        (
-            "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
-            "speculative-num-draft-tokens", "speculative-draft-model-path",
-            "speculative-dspark-block-size", "speculative-dflash-block-size",
-            "enable-linear-replayssm-spec",
-        )
-    )  # fmt: skip
 
 
 def _more_requests(launch: ResolvedLaunch, outcome: Stopped | Sized) -> Iterator[Advice]:
@@ -173,16 +166,10 @@ def _more_requests(launch: ResolvedLaunch, outcome: Stopped | Sized) -> Iterator
 
 
 def _state_candidates(launch: ResolvedLaunch) -> Iterator[Change]:
-    flags = launch.flags
-    ratio = flags.fraction("mamba-full-memory-ratio") or 0.9
+    ratio = launch.flags.fraction("mamba-full-memory-ratio") or 0.9
     more = f"{ratio * 2:g}"
     yield {"mamba-full-memory-ratio": more}, "more of the pool for states, less for KV"
-    if flags.text("mamba-ssm-dtype") != "bfloat16":
-        yield {"mamba-ssm-dtype": "bfloat16"}, "half the state of each request; changes results"
-    if launch.settings.mamba_strategy == "extra_buffer":
-        yield {"mamba-radix-cache-strategy": "extra_buffer_lazy"}, "4 slots a request, not 5"
-    if not launch.settings.disable_radix_cache:
-        yield {"disable-radix-cache": ""}, "1 state slot a request"
+    yield from _smaller_states(launch)
 
 
 def _shown(value: str | None) -> str:
@@ -193,9 +180,7 @@ def _shown(value: str | None) -> str:
 # --- trying -----------------------------------------------------------------------------------
 
 
-def changed_launch(
-    launch: ResolvedLaunch, changes: Mapping[str, str | None]
-) -> ResolvedLaunch | None:
+def changed_launch(launch: ResolvedLaunch, changes: Changes) -> ResolvedLaunch | None:
     """The same launch with other flags, or nothing where SGLang refuses them."""
     flags = launch.flags.changed(changes)
     model = launch.model
@@ -208,38 +193,34 @@ def changed_launch(
     return None if isinstance(changed, RefusedLaunch) else changed
 
 
-def _assessed(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> Stopped | Sized | None:
+def _assessed(launch: ResolvedLaunch, changes: Changes) -> Stopped | Sized | None:
     other = changed_launch(launch, changes)
     return None if other is None else assess(other)
 
 
-def _fits(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> bool:
+def _fits(launch: ResolvedLaunch, changes: Changes) -> bool:
     other = changed_launch(launch, changes)
     return other is not None and judgement(other, assess(other)).verdict == "fits"
 
 
-def _best_fraction(
-    launch: ResolvedLaunch, changes: Mapping[str, str | None]
-) -> dict[str, str | None] | None:
-    """The change as it is, or with the nearest fraction that makes it fit."""
+def _best_fraction(launch: ResolvedLaunch, changes: Changes) -> Changes | None:
+    """Return the change as it is, or with the nearest fraction that makes it fit."""
     if _fits(launch, changes):
-        return dict(changes)
-    current = launch.settings.mem_fraction_static
-    for step in (0.03, -0.03, 0.06, -0.06, 0.1, -0.1):
-        value = round(current + step, 2)
-        both = {**changes, "mem-fraction-static": f"{value:g}"}
-        if 0.4 < value < 0.98 and _fits(launch, both):
+        return changes
+    for fraction in nearby_fractions(launch.settings.mem_fraction_static, _FRACTION_STEPS):
+        both = {**changes, **fraction}
+        if _fits(launch, both):
             return both
     return None
 
 
-def _fraction_note(found: Mapping[str, str | None], changes: Mapping[str, str | None]) -> str:
+def _fraction_note(found: Changes, changes: Changes) -> str:
     if "mem-fraction-static" in found and "mem-fraction-static" not in changes:
         return f" (with --mem-fraction-static {found['mem-fraction-static']})"
     return ""
 
 
-def _effect(launch: ResolvedLaunch, changes: Mapping[str, str | None]) -> str:
+def _effect(launch: ResolvedLaunch, changes: Changes) -> str:
     outcome = _assessed(launch, changes)
     return _described(outcome) if isinstance(outcome, Sized) else "fits"
 

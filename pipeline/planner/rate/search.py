@@ -10,6 +10,17 @@ from dataclasses import dataclass
 from itertools import product
 
 from pipeline.errors import PlanError
+from pipeline.planner.memory.changes import (
+    BF16_STATES,
+    EXTRA_BUFFER,
+    LAZY_EXTRA_BUFFER,
+    TENSOR_RANKS,
+    WITHOUT_PREFIX_CACHE,
+    Changes,
+    draft_change,
+    fraction_change,
+    tensor_ranks,
+)
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.memory.sizing import Sized, assess
@@ -21,14 +32,11 @@ from pipeline.planner.sglang.releases import rules_for, runs_in_stages
 from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState, ModelFacts, Moe
 
-Changes = dict[str, str | None]
-
 # Highest first: a higher fraction never gives fewer tokens, so the first that fits is the best.
-_FRACTIONS = ("0.95", "0.93", "0.91", "0.89", "0.87", "0.85", "0.82", "0.78", "0.72", "0.65")
+_FRACTIONS = (0.95, 0.93, 0.91, 0.89, 0.87, 0.85, 0.82, 0.78, 0.72, 0.65)
 _CHUNKS = ("8192", "4096")
 _REQUESTS = (2048, 1024, 512, 256, 128, 64, 32, 16)
 _BETWEEN = (1.5, 0.75)  # tried around the best of them
-_RANKS = (1, 2, 4, 8, 16)
 _STEPS = (1, 2, 3)
 # The longest request that the engine is asked to hold: this many standard deviations over the
 # mean, or the model's own limit. assumed: lengths fall off about as a log-normal's do
@@ -164,8 +172,8 @@ def _why_not(
     version: str | None,
 ) -> str:
     """The option, and where its plainest launch on the most ranks ends."""
-    ranks = [tp for tp in _RANKS if tp <= option.count and model.heads % tp == 0]
-    plain: Changes = {"tp-size": str(max(ranks)), "mem-fraction-static": _FRACTIONS[0]}
+    ranks = max(tp for tp in tensor_ranks(model) if tp <= option.count)
+    plain = {"tp-size": str(ranks), **fraction_change(_FRACTIONS[0])}
     line = base.changed({name: value for name, value in plain.items() if not base.has(name)})
     plan = plan_launch(model, option.gpu, line, version=version, lengths=lengths)
     name = f"{_named(option)} at TP {line.number('tp-size')}"
@@ -214,9 +222,7 @@ def _shapes(
         _dtype_choices(model, limits, base),
     )
     for parts in product(*choices):
-        merged: Changes = {}
-        for part in parts:
-            merged.update(part)
+        merged = {name: value for part in parts for name, value in part.items()}
         if not _refused_in_stages(merged):
             yield merged
 
@@ -237,14 +243,15 @@ def _parallel_choices(
         found.append({"tp-size": str(tp)})
         # Whole attention on every rank pays where the latent is stored whole anyway.
         if limits.attention_dp and model.uses_mla and tp > 1 and isinstance(model.ffn, Moe):
-            apart: Changes = {"dp-size": str(tp), "enable-dp-attention": ""}
-            found.append({"tp-size": str(tp), **apart})
+            found.append({"tp-size": str(tp), "dp-size": str(tp), "enable-dp-attention": ""})
     return found
 
 
 def _tensor_ranks(model: ModelFacts, base: LaunchFlags) -> list[int]:
     given = base.number("tp-size")
-    return [tp for tp in (_RANKS if given is None else (given,)) if model.heads % tp == 0]
+    if given is None:
+        return tensor_ranks(model)
+    return [given] if model.heads % given == 0 else []
 
 
 def _pipeline_choices(
@@ -265,7 +272,7 @@ def _pipeline_choices(
     return [
         {"tp-size": str(tp), "pp-size": str(stages)}
         for tp in _tensor_ranks(model, base)
-        for stages in _RANKS[1:]
+        for stages in TENSOR_RANKS[1:]
         if tp * stages <= option.count and stages <= model.layers
     ]
 
@@ -281,27 +288,18 @@ def _draft_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -
         return [{}]
     found: list[Changes] = [{}]
     if limits.mtp:
-        found += [
-            {
-                "speculative-algorithm": "EAGLE",
-                "speculative-num-steps": str(steps),
-                "speculative-eagle-topk": "1",
-                "speculative-num-draft-tokens": str(steps + 1),
-            }
-            for steps in _STEPS
-        ]
+        found += [{"speculative-algorithm": "EAGLE", **draft_change(steps)} for steps in _STEPS]
     return found
 
 
 def _cache_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -> list[Changes]:
     if base.has("disable-radix-cache") or base.has("mamba-radix-cache-strategy"):
         return [{}]
-    found: list[Changes] = [{"disable-radix-cache": ""}]
+    found: list[Changes] = [WITHOUT_PREFIX_CACHE]
     if limits.prefix_cache:
         found.append({})
         if isinstance(model.state, LinearState) and model.state.kind != "conv":
-            found.append({"mamba-radix-cache-strategy": "extra_buffer"})
-            found.append({"mamba-radix-cache-strategy": "extra_buffer_lazy"})
+            found += [EXTRA_BUFFER, LAZY_EXTRA_BUFFER]
     return found
 
 
@@ -311,7 +309,7 @@ def _dtype_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -
         kv.append({"kv-cache-dtype": "fp8_e4m3"})
     state: list[Changes] = [{}]
     if limits.state_dtype and isinstance(model.state, LinearState):
-        state.append({"mamba-ssm-dtype": "bfloat16"})
+        state.append(BF16_STATES)
     return [{**one, **other} for one, other in product(kv, state)]
 
 
@@ -385,7 +383,7 @@ def _highest_fraction(
 ) -> Candidate | None:
     fractions = (None,) if flags.has("mem-fraction-static") else _FRACTIONS
     for fraction in fractions:
-        line = flags if fraction is None else flags.changed({"mem-fraction-static": fraction})
+        line = flags if fraction is None else flags.changed(fraction_change(fraction))
         launch = _launch(model, option, line, version, calibration)
         if launch is None:
             return None
