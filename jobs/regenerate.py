@@ -367,7 +367,7 @@ def _watch(
     while True:
         progress, events = cluster.poll(eta.days_left)
         eta.follow(progress)
-        show(progress, [*events, *eta.events()])
+        show(progress, [*events, *eta.take_events()])
         ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
         if progress.canary == "failed":
             return "bad_canary"

@@ -236,108 +236,94 @@ class RunEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReading:
-    """What one engine's counters say of one span of time."""
+    """One engine over one span of time, by its counters."""
 
     engine: str
     start_s: float
     """Since the job began."""
     end_s: float
     engine_age_s: float
-    """At the span's start, since the engine as launched took its first request."""
+    """At the span's start, since the engine's first request after its launch."""
     cap_requests: int
-    """The most that the engine itself admits."""
+    """Most requests that the engine admits at once."""
     running_requests: float
     """Mean over the span."""
     tokens_per_s: float
     """Output tokens by the engine's counter, finished or not."""
     accept_length: float | None
-    """None where MTP is off or the engine does not say."""
+    """None where MTP is off or the engine does not report it."""
     prompt_tokens_per_s: float
-    """Prefilled, prefix cache hits left out."""
+    """Prefilled tokens, without prefix cache hits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
-    """One input of the dry run that the running job contradicts."""
+class Deviation:
+    """One input of the plan that the running job deviates from."""
 
     input: ReadingInput
     predicted: float
     measured: float
-    """Requests, seconds, tokens a step or part of device time, by input."""
+    """Requests, seconds, tokens per step or share of GPU time, by input."""
     sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveUpdate:
-    """One engine's rate, as the dry run and the readings together have it."""
-
-    running_requests: float
-    tokens_per_s: Band
-    log_offset: float
-    """Logarithm of the rate over the dry run's for as many running requests."""
-    log_sd: float
-    independent_readings: float
-    """Half mean residence times of steady running; 0 while there is none."""
-    disagreements: tuple[Disagreement, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUpdate:
-    """Engines of one launch on one kind of card: as they run, and as the dry run had them."""
+    """Engines of one launch on one kind of card: measured, and as planned."""
 
     name: str
     engines: int
     running_requests: float
-    """Of one engine."""
+    """Per engine."""
     tokens_per_s: Band
-    """Of all engines of the group, before availability."""
+    """Sum over the group's engines, before availability."""
     accept_length: float | None
     independent_readings: float
-    """Half mean residence times of steady running; 0 while there is none."""
+    """Half mean residence times of steady running; 0 while there are none."""
     expected_running_requests: float | None
     expected_tokens_per_s: Band | None
-    """Of as many engines, at the running requests that the dry run expected."""
+    """Plan for as many engines, at the planned running requests."""
     expected_accept_length: float | None
-    disagreements: tuple[Disagreement, ...]
+    disagreements: tuple[Deviation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunUpdate:
-    """A running job's way to its end, as the dry run and the readings together have it."""
+    """The estimate of a running job, from its plan and its readings together."""
 
     model: str
     rows_total: int
     rows_done: int
     completions_left: float
-    """Those in flight counted in."""
+    """Includes those in flight."""
     tokens_left: float
     output_lengths: OutputLengths
     expected_output_lengths: OutputLengths
     completions_seen: int
-    """Finished while the run was read, which the lengths are learned from."""
+    """Finished completions that the lengths are estimated from."""
     running_seen: int
     groups: tuple[GroupUpdate, ...]
     tokens_per_s: Band
-    """Of all engines, before availability."""
+    """Sum over all engines, before availability."""
     availability: Band
     days_left: Band
     expected_days_left: Band | None
-    """By the dry run alone: its lengths, rates and availability for what is left."""
+    """Days left by the plan alone: its lengths, rates and availability."""
     usd_left: Band | None
     """At the price below; None where no price is known."""
     price: Price | None
     counted_by: Literal["engine", "answers"]
-    """Whether every reading has the engine's own counters behind it."""
+    """`engine` if every reading comes from the engine's own counters."""
     no_dry_run: str | None
-    """Why there is no dry run to compare with; None where there is one."""
-    disagreements: tuple[Disagreement, ...]
+    """Reason why there is no plan to compare with; None where there is one."""
+    disagreements: tuple[Deviation, ...]
     assumptions: tuple[Assumption, ...]
-    """What the band hangs on, widest first."""
+    """Assumptions that widen the band, the widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSize:
-    """What the input asks for."""
+    """Completions to generate, and the lengths of the prompts."""
 
     num_completions: int
     prompts: PromptLengths

@@ -1,19 +1,18 @@
-"""The estimate of a run as it runs, from its output folder: readings, manifest and run file.
+"""The estimate of a run from its output folder: readings, manifest and run file.
 
-Works the same on a folder that is being filled, was stopped, or is finished. Reads and never
-writes.
+Works on a folder that is being filled, was stopped, or is finished. Reads and never writes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.lengths import expected_lengths, frozen_size, stated_prompts
 from pipeline.dataset.run_record import check_has_begun, check_has_run, read_manifest
 from pipeline.errors import ConfigError, PipelineError, PlanError
-from pipeline.live.log import LiveLog, engine_seconds, read_live_log
-from pipeline.live.update import Expected, NoDryRun, RunSoFar, run_update
+from pipeline.live.log import LiveLog, read_live_log
+from pipeline.live.update import Expectation, Planned, RowCounts, Unplanned, run_update
 from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup, rated_group
 from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.lengths import LengthModel
@@ -33,43 +32,20 @@ from schemas.estimate import InputSize, Price, RunUpdate
 from schemas.plan import Calibration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """What was expected of a run before it ran."""
-
-    lengths: LengthModel
-    turns_per_row: float
-    dry_run: Expected | NoDryRun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCounts:
-    """How far the rows of a run are."""
-
-    rows_total: int
-    rows_done: int
-    rows_failed: int
-    rows_unpublished: int = 0
-    """Finished, and not yet in a part."""
-
-    @property
-    def rows_open(self) -> int:
-        return max(self.rows_total - self.rows_done - self.rows_failed - self.rows_unpublished, 0)
-
-
 def folder_update(
     folder: Folder, *, today: date, hardware: Sequence[PricedGroup] = ()
 ) -> RunUpdate:
-    """The estimate of the run in this folder. `hardware` stands in for the run file's own.
+    """Return the estimate of the run in this folder.
 
-    Raises ConfigError for a folder without a run or without readings.
+    `hardware` replaces the run file's cards. Raises ConfigError for a folder without a run or
+    without readings.
     """
     check_has_run(folder)
     log = read_live_log(folder)
     if log is None or not log.readings:
         raise ConfigError(
-            f"{folder.where}: no readings here: engines tell the first some seconds after their "
-            "first request"
+            f"{folder.where}: no readings yet: engines report some seconds after their first "
+            "request"
         )
     manifest = read_manifest(folder)
     check_has_begun(folder, manifest)
@@ -82,40 +58,15 @@ def folder_update(
     config = config_of(folder, log)
     launched = manifest.engines[-1].plan if manifest.engines else None
     expected = expectation(folder, config, today=today, hardware=hardware, launched=launched)
-    return update(log, config, rows, expected)
-
-
-def update(log: LiveLog, config: RunFile, rows: RowCounts, expected: Expectation) -> RunUpdate:
-    """What the readings make of the expectation."""
-    ran_s, passed_s = engine_seconds(log)
-    return run_update(
-        RunSoFar(
-            model=config.model,
-            engine=f"{config.engine.kind} engines",
-            gpus_per_engine=config.engine.gpus_per_worker,
-            rows_total=rows.rows_total,
-            rows_done=rows.rows_done,
-            rows_open=rows.rows_open,
-            turns_per_row=expected.turns_per_row,
-            readings=log.all_readings(),
-            cards=log.cards,
-            finished=log.finished.elements(),
-            running=tuple(log.running_tokens()),
-            ran_s=ran_s,
-            passed_s=passed_s,
-            counted_by_answers=log.counted_by_answers,
-        ),
-        expected.lengths,
-        expected.dry_run,
-    )
+    return run_update(log, config, rows, expected)
 
 
 def config_of(folder: Folder, log: LiveLog) -> RunFile:
-    """The run file that the readings were taken under."""
+    """Return the run file of the session that wrote the readings."""
     return run_file_of(log.run_file, f"{folder.place(READINGS_FILE)}, its run file")
 
 
-# --- what was expected --------------------------------------------------------------------------
+# --- the expectation ----------------------------------------------------------------------------
 
 
 def expectation(
@@ -126,9 +77,9 @@ def expectation(
     hardware: Sequence[PricedGroup] = (),
     launched: str | None = None,
 ) -> Expectation:
-    """Lengths and turns before any reading, and the dry run where there can be one.
+    """Return lengths and turns before any reading, and the plan where there can be one.
 
-    `launched` are the flags that the engines came up with; None: those of the run file.
+    `launched` are the flags that the engines came up with; None means those of the run file.
     """
     frozen = frozen_in(folder)
     size = frozen_size(config, frozen) if frozen else None
@@ -137,55 +88,44 @@ def expectation(
     if frozen and size:
         turns = size.num_completions / (frozen.num_rows * config.samples_per_prompt)
     try:
-        dry_run: Expected | NoDryRun = _dry_run(
-            folder, _as_launched(config, launched), size, lengths, today, hardware
-        )
+        config = _as_launched(config, launched)
+        groups = _hardware(config, hardware)
+        query = _query(folder, config, size, lengths, today)
+        plan: Planned | Unplanned = _planned(query, groups, today)
     except PipelineError as error:
-        # A model or card that the planner does not know is no fault of a run that goes on.
-        dry_run = NoDryRun(reason=str(error))
-    return Expectation(lengths=lengths, turns_per_row=turns, dry_run=dry_run)
+        # A model or card that the planner does not know does not end a run.
+        plan = Unplanned(reason=str(error))
+    return Expectation(lengths=lengths, turns_per_row=turns, plan=plan)
 
 
-def _dry_run(
-    folder: Folder,
-    config: RunFile,
-    size: InputSize | None,
-    lengths: LengthModel,
-    today: date,
-    hardware: Sequence[PricedGroup],
-) -> Expected | NoDryRun:
-    if not hardware:
-        if config.engine.kind == "embedded":
-            return NoDryRun(reason="embedded engines run on CPUs, which no plan is made for")
-        if len(config.hardware) != 1:
-            kinds = f"{len(config.hardware)} kinds of cards" if config.hardware else "no card"
-            return NoDryRun(
-                reason=f"the run file names {kinds}: say --hardware GPU:COUNT, as it runs"
-            )
-        hardware = [configured_group(config.hardware[0], {})]
+def _hardware(config: RunFile, hardware: Sequence[PricedGroup]) -> Sequence[PricedGroup]:
+    """Return the cards of the run. Raises PlanError where they cannot be planned for."""
+    if hardware:
+        return hardware
+    if config.engine.kind == "embedded":
+        raise PlanError("embedded engines run on CPUs, which cannot be planned for")
+    if len(config.hardware) != 1:
+        kinds = f"{len(config.hardware)} kinds of cards" if config.hardware else "no card"
+        raise PlanError(f"the run file names {kinds}: pass --hardware GPU:COUNT for those in use")
+    return [configured_group(config.hardware[0], {})]
+
+
+def _query(
+    folder: Folder, config: RunFile, size: InputSize | None, lengths: LengthModel, today: date
+) -> EstimateQuery:
     if config.lengths.prompt_tokens_mean is not None:
         prompts = stated_prompts(config.lengths.prompt_tokens_mean)
     elif size is not None:
         prompts = size.prompts
     else:
-        return NoDryRun(reason="the prompts are not in the folder, and the run file has no mean")
-    query = estimate_query(
-        config,
-        InputSize(
-            num_completions=size.num_completions if size else 1,
-            prompts=prompts,
-            longest=size.longest if size else None,
-        ),
-        lengths,
-        today=today,
+        raise PlanError("the folder has no frozen prompts, and the run file gives no mean length")
+    size = InputSize(
+        num_completions=size.num_completions if size else 1,
+        prompts=prompts,
+        longest=size.longest if size else None,
     )
-    query = replace(query, calibrations=_calibrations(folder, query))
-    return Expected(
-        groups=tuple(rated_group(query, group) for group in hardware),
-        load=query.load,
-        price=_price(hardware, today),
-        num_gpus=sum(group.hardware.count for group in hardware),
-    )
+    query = estimate_query(config, size, lengths, today=today)
+    return replace(query, calibrations=_calibrations(folder, query))
 
 
 def _calibrations(folder: Folder, query: EstimateQuery) -> dict[str, Calibration]:
@@ -207,10 +147,19 @@ def _calibrations(folder: Folder, query: EstimateQuery) -> dict[str, Calibration
     return calibrations
 
 
-def _as_launched(config: RunFile, launched: str | None) -> RunFile:
-    """The run file whose plan is the launch that its workers make: flags as they are.
+def _planned(query: EstimateQuery, hardware: Sequence[PricedGroup], today: date) -> Planned:
+    return Planned(
+        groups=tuple(rated_group(query, group) for group in hardware),
+        load=query.load,
+        price=_price(hardware, today),
+        num_gpus=sum(group.hardware.count for group in hardware),
+    )
 
-    How many requests run is left to memory, so that a limit set too low shows.
+
+def _as_launched(config: RunFile, launched: str | None) -> RunFile:
+    """Return the run file with the launched flags fixed, so that the plan is that launch.
+
+    The number of running requests is left to memory, so that a cap set too low shows.
     """
     flags = launched.split() if launched else list(config.engine.flags)
     if "--max-running-requests" in flags:
@@ -221,17 +170,17 @@ def _as_launched(config: RunFile, launched: str | None) -> RunFile:
         flags += [] if any("tp-size" in flag for flag in flags) else ["--tp-size", str(ranks)]
     names = ("allow_mtp", "allow_prefix_cache", "allow_attention_dp", "allow_pipeline")
     fixed = dict.fromkeys(names, False)
-    told = config.engine.model_dump(exclude_unset=True, exclude={"max_running_requests"})
+    engine = config.engine.model_dump(exclude_unset=True, exclude={"max_running_requests"})
     return config.model_copy(
         update={
-            "engine": EngineConfig.model_validate({**told, "flags": flags}),
+            "engine": EngineConfig.model_validate({**engine, "flags": flags}),
             "planner": config.planner.model_copy(update=fixed),
         }
     )
 
 
 def _price(hardware: Sequence[PricedGroup], today: date) -> Price | None:
-    """Of a GPU-hour, on demand or the user's own; None for cards of several prices."""
+    """Return the price per GPU-hour: the user's own or on demand; None for several cards."""
     if len(hardware) != 1:
         return None
     group = hardware[0]

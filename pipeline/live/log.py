@@ -1,8 +1,9 @@
-"""The readings of a run, kept small: what `live-readings.jsonl` holds, and how it is bounded.
+"""The readings of a run: `live-readings.jsonl`, bounded in size.
 
-Neighbours in time are merged as readings become many, so that the file stays within some thousand
-lines for any number of engines and any length of run. A line a record: the run file first, the
-lengths of completions, then the readings. The coordinator alone writes it, whole, by rename.
+Neighbouring readings are merged as they become many, so that the file stays within a few thousand
+lines for any number of engines and any length of run. One record per line: the run file, the
+lengths of completions, estimates of the time left, readings. Only the coordinator writes the
+file, whole and by rename.
 """
 
 import json
@@ -23,37 +24,37 @@ _MOST_READINGS = 4_000
 _FEWEST_OF_AN_ENGINE, _MOST_OF_AN_ENGINE = 4, 120
 # More than a chart of them can show.
 _MOST_TIMES_LEFT = 240
-# Readings of one launch that follow each other within so many seconds are one stretch of time.
+# Readings of one launch that are at most this far apart can be merged.
 _CONTIGUOUS_S = 10.0
-# What an engine had in flight when it fell silent for so long is in flight no longer.
-_HEARD_S = 120.0
-_WRITE_INTERVAL_S = 15.0
-_SECONDS_A_READING = 0.015  # between two writes: 4,000 of them are written once a minute
+# After this long without a reading, an engine's requests do not count as in flight.
+_SILENT_AFTER_S = 120.0
+# The file is written at most this often: 4,000 readings once a minute.
+_WRITE_INTERVAL_S, _WRITE_INTERVAL_PER_READING_S = 15.0, 0.015
 
 
 @dataclass(slots=True, kw_only=True)
 class LiveLog:
-    """All that is kept of a run's engines. Times are seconds since the job began."""
+    """Readings of a run's engines. Times are seconds since the job began."""
 
     began_at_s: float
     run_file: Mapping[str, object]
     session_starts_s: list[float] = field(default_factory=list)
     readings: dict[str, list[LiveReading]] = field(default_factory=dict)
-    """Of each worker, in the order of time."""
+    """By worker, in order of time."""
     finished: Counter[int] = field(default_factory=Counter)
-    """Completions that ended, by tokens."""
+    """Number of finished completions by tokens."""
     running: dict[str, Counter[int]] = field(default_factory=dict)
-    """What was in flight in each slot when it was last heard, by tokens so far."""
+    """Number of requests in flight by tokens so far, by slot, as last reported."""
     cards: dict[str, str] = field(default_factory=dict)
-    """The GPU of a worker that knows it."""
+    """GPU by worker, where the worker knows it."""
     times_left: list[TimeLeft] = field(default_factory=list)
     """The estimate of the time left whenever it changed, thinned evenly."""
     num_added: int = 0
     counted_by_answers: bool = False
-    """Whether any reading has no engine's counter behind it."""
+    """True if any reading is counted from completions instead of the engine's counters."""
 
     def add(self, worker_id: str, span: LiveSpan, *, now_s: float) -> None:
-        """A worker's span that ends about now."""
+        """Add a worker's span that ends at `now_s`."""
         end_s = now_s - self.began_at_s
         reading = LiveReading(
             engine=worker_id,
@@ -68,7 +69,7 @@ class LiveLog:
         )
         self.readings.setdefault(worker_id, []).append(reading)
         self.finished.update(dict(span.finished))
-        # A worker that follows a dead one has its slot: the other's requests died with it.
+        # A worker that replaces a dead one has its slot: the requests died with the old one.
         self.running[slot_of(worker_id)] = Counter(dict(span.running))
         self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
         if span.card is not None:
@@ -88,17 +89,17 @@ class LiveLog:
             del times[min(inner, key=lambda n: times[n + 1].at_s - times[n - 1].at_s)]
 
     def all_readings(self) -> list[LiveReading]:
-        """Of all engines, in the order of time."""
-        every = [reading for readings in self.readings.values() for reading in readings]
-        return sorted(every, key=lambda reading: reading.end_s)
+        """Return the readings of all engines in order of time."""
+        readings = [reading for own in self.readings.values() for reading in own]
+        return sorted(readings, key=lambda reading: reading.end_s)
 
     def running_tokens(self) -> Iterator[int]:
-        """Tokens so far of each request in flight, in engines that are heard."""
-        last_s = [(readings[-1].end_s, slot_of(each)) for each, readings in self.readings.items()]
-        latest_s = max(last_s, default=(0.0, ""))[0]
-        heard = {slot for end_s, slot in last_s if latest_s - end_s <= _HEARD_S}
+        """Yield the tokens so far of each request in flight, in engines that report."""
+        ends = [(slot_of(worker), own[-1].end_s) for worker, own in self.readings.items()]
+        latest_s = max((end_s for _, end_s in ends), default=0.0)
+        reporting = {slot for slot, end_s in ends if latest_s - end_s <= _SILENT_AFTER_S}
         for slot, counts in self.running.items():
-            if slot in heard:
+            if slot in reporting:
                 yield from counts.elements()
 
     def _thin(self, worker_id: str) -> None:
@@ -106,7 +107,7 @@ class LiveLog:
         share = _MOST_READINGS // len(self.readings)
         most = min(max(share, _FEWEST_OF_AN_ENGINE), _MOST_OF_AN_ENGINE)
         while len(readings) > most:
-            # The newest stands alone: it is held against all before it.
+            # The newest is never merged: it is compared with all earlier ones.
             pairs = [
                 (readings[place + 1].end_s - readings[place].start_s, place)
                 for place in range(len(readings) - 2)
@@ -120,7 +121,7 @@ class LiveLog:
 
 
 def _is_one_stretch(first: LiveReading, second: LiveReading) -> bool:
-    """Of one launch of the engine, one after the other."""
+    """Return True for two successive readings of one launch of the engine."""
     older_s = second.engine_age_s - first.engine_age_s
     return (
         first.cap_requests == second.cap_requests
@@ -130,7 +131,7 @@ def _is_one_stretch(first: LiveReading, second: LiveReading) -> bool:
 
 
 def _merged(first: LiveReading, second: LiveReading) -> LiveReading:
-    """Means over both spans, each weighed by its time."""
+    """Return one reading with the means over both spans, weighted by time."""
     first_s, second_s = first.end_s - first.start_s, second.end_s - second.start_s
     part = second_s / (first_s + second_s)
 
@@ -157,9 +158,9 @@ def _merged(first: LiveReading, second: LiveReading) -> LiveReading:
 
 
 def engine_seconds(log: LiveLog) -> tuple[float, float]:
-    """Seconds that engines ran and seconds that passed meanwhile, over all slots.
+    """Return the seconds that engines ran and the seconds that passed, over all slots.
 
-    What lies between two sessions is nobody's loss, and no start-up is counted either.
+    Time between sessions and before an engine's first reading does not count.
     """
     slots: dict[str, list[LiveReading]] = {}
     for reading in log.all_readings():
@@ -178,7 +179,7 @@ def engine_seconds(log: LiveLog) -> tuple[float, float]:
 
 
 def write_live_log(folder: Folder, log: LiveLog) -> None:
-    """The whole file, by rename."""
+    """Write the whole file, by rename."""
     records: list[dict[str, object]] = [
         {
             "record": "run",
@@ -202,7 +203,7 @@ def write_live_log(folder: Folder, log: LiveLog) -> None:
 
 
 def read_live_log(folder: Folder) -> LiveLog | None:
-    """None where no reading was ever written. Raises ConfigError for a file that is none."""
+    """Return the log of the run, or None where there is no file. Raises ConfigError."""
     if not folder.exists(READINGS_FILE):
         return None
     log: LiveLog | None = None
@@ -211,7 +212,7 @@ def read_live_log(folder: Folder) -> LiveLog | None:
             log = _with_record(log, json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{folder.place(READINGS_FILE)} line {number}: found no reading of a run: {error!r}"
+                f"{folder.place(READINGS_FILE)} line {number}: not a record of readings: {error!r}"
             ) from None
     return log
 
@@ -221,7 +222,7 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
     if kind == "run":
         return LiveLog(**values)  # type: ignore[arg-type]
     if log is None:
-        raise ValueError("the run's record is to come first")
+        raise ValueError("the run's record must come first")
     if kind == "lengths":
         log.finished = Counter(dict(values["finished"]))  # type: ignore[call-overload]
         running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
@@ -238,7 +239,7 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
 
 @dataclass(slots=True, kw_only=True)
 class LogKeeper:
-    """The coordinator's log of the run, and when it was written."""
+    """The coordinator's log of the run, and what was last written of it."""
 
     folder: Folder
     log: LiveLog
@@ -247,11 +248,11 @@ class LogKeeper:
 
     @classmethod
     def opened(cls, folder: Folder, config: RunFile, *, now_s: float) -> "LogKeeper":
-        """Upon what an earlier session left; what was in flight then is not now."""
+        """Continue the log of an earlier session, without its requests in flight."""
         try:
             log = read_live_log(folder)
         except ConfigError:
-            # Readings are for the estimate alone: a run does not stop for a spoilt file of them.
+            # Readings serve only the estimate: a damaged file does not stop a run.
             log = None
         log = log or LiveLog(began_at_s=now_s, run_file={})
         log.session_starts_s.append(now_s - log.began_at_s)
@@ -260,9 +261,10 @@ class LogKeeper:
         return cls(folder=folder, log=log, _written=(log.num_added, log.times_left[-1:]))
 
     def write_if_due(self, *, now_s: float) -> None:
-        """By a clock that only runs forward."""
-        many = sum(len(readings) for readings in self.log.readings.values())
-        if now_s - self._written_s >= max(_WRITE_INTERVAL_S, _SECONDS_A_READING * many):
+        """Write the file unless it was written recently, by a monotonic clock."""
+        num_readings = sum(len(readings) for readings in self.log.readings.values())
+        interval_s = max(_WRITE_INTERVAL_S, _WRITE_INTERVAL_PER_READING_S * num_readings)
+        if now_s - self._written_s >= interval_s:
             self._written_s = now_s
             self.write()
 

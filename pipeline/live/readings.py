@@ -1,48 +1,36 @@
-"""Readings of running engines: which of them count, and what they say together.
+"""Readings of running engines: which of them count, and the rate that they add up to.
 
-Only steady running counts: after one mean residence time, and with nearly as many requests as
-there ever are. Neighbours in time see the same requests, so a span counts as so many looks.
+Only steady running counts: after one mean residence time, and with nearly the most requests that
+the engine has run. Neighbours in time sample the same requests, so a span counts as a number of
+independent readings.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeline.live.forecast import Forecast
 from pipeline.live.offset import MeasuredRate, Offset, rate_offset
-from schemas.estimate import LiveReading
+from schemas.estimate import Band, LiveReading
+from schemas.units import P90_SDS
 
-_STEADY = 0.9  # of the most that run
-# Noise of one look, half a mean residence time long. assumed: the running requests' lengths and
-# prompts vary by some percent from one look to the next; repeats of whole runs differ by 2 %
-LOOK_SD = 0.05
+# Fraction of the most requests that the engine has run under its cap.
+_STEADY = 0.9
+# Noise of one independent reading, half a mean residence time long. assumed: the running requests'
+# lengths and prompts vary by some percent between readings; repeats of whole runs differ by 2 %
+READING_SD = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What the dry run says of one engine."""
-
-    running_requests: float
-    """The cap times the occupancy."""
-    tokens_per_s_at: Callable[[float], float]
-    """By running requests."""
-    accept_length: float | None
-    """None with MTP off."""
-    prefill_share: float
-    prefill_s_per_token: float
-    mean_residence_s: float
-    rate_log_sd: float
-    """Of the rate at known running requests: model, accept length and release together."""
-    step_log_sd: float
-    """Of the step time alone: model and release."""
-    accept_log_sd: float
+# --- which readings count ----------------------------------------------------------------------
 
 
 def steady_readings(
     readings: Sequence[LiveReading], *, mean_residence_s: float
 ) -> tuple[LiveReading, ...]:
-    """Readings of full engines: no filling up, no tail.
+    """Return the readings of full engines, without ramp-up and tail.
 
-    Full is what an engine is seen to run under its own cap: KV or the load may keep it below.
+    Full is the most requests that an engine has run under its cap, which the KV pool or the load
+    may keep below the cap itself.
     """
     settled = [
         reading
@@ -63,40 +51,75 @@ def steady_readings(
     )
 
 
-def looks_in(reading: LiveReading, forecast: Forecast) -> float:
-    """Independent looks in a span: neighbours of half a residence time see the same requests."""
-    return (reading.end_s - reading.start_s) / (forecast.mean_residence_s / 2)
+def under_latest_cap(steady: Sequence[LiveReading]) -> list[LiveReading]:
+    """Return the readings that each engine made under its latest cap."""
+    latest = {reading.engine: reading.cap_requests for reading in sorted(steady, key=end_of)}
+    return [reading for reading in steady if reading.cap_requests == latest[reading.engine]]
 
 
-def recent(steady: Sequence[LiveReading]) -> list[LiveReading]:
-    """The readings of each engine under the cap that it has had last."""
-    last = {reading.engine: reading.cap_requests for reading in sorted(steady, key=reading_end)}
-    return [reading for reading in steady if reading.cap_requests == last[reading.engine]]
-
-
-def reading_end(reading: LiveReading) -> float:
-    """To put readings in the order of time."""
+def end_of(reading: LiveReading) -> float:
+    """Return the sort key that puts readings in order of time."""
     return reading.end_s
 
 
-def offset_from(steady: Sequence[LiveReading], forecast: Forecast, running: float) -> Offset:
-    """How far these engines are from the forecast, at so many running requests."""
+def independent_in(reading: LiveReading, forecast: Forecast) -> float:
+    """Return the number of independent readings in a span: one per half mean residence time."""
+    return (reading.end_s - reading.start_s) / (forecast.mean_residence_s / 2)
+
+
+# --- the rate ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRate:
+    """The rate of one engine, from its forecast and its readings together."""
+
+    running_requests: float
+    tokens_per_s: Band
+    log_sd: float
+    independent_readings: float
+    """Half mean residence times of steady running; 0 while there are none."""
+
+
+def engine_rate(steady: Sequence[LiveReading], forecast: Forecast) -> EngineRate:
+    """Return the rate of an engine whose launch and card the steady readings share."""
+    running = forecast.running_requests
+    if steady:
+        running = means_of(under_latest_cap(steady), forecast).running_requests
+    predicted = forecast.tokens_per_s_at(running)
+    offset = offset_at(running, steady, forecast)
+    p10, p50, p90 = (
+        predicted * math.exp(offset.mean + side * P90_SDS * offset.sd) for side in (-1, 0, 1)
+    )
+    return EngineRate(
+        running_requests=running,
+        tokens_per_s=Band(p10=p10, p50=p50, p90=p90),
+        log_sd=offset.sd,
+        independent_readings=math.fsum(independent_in(reading, forecast) for reading in steady),
+    )
+
+
+def offset_at(running: float, steady: Sequence[LiveReading], forecast: Forecast) -> Offset:
+    """Return how far the engines' rate is off the forecast with this many requests running."""
     measured = [
         MeasuredRate(
             running_requests=reading.running_requests,
             tokens_per_s=reading.tokens_per_s,
             predicted_tokens_per_s=forecast.tokens_per_s_at(reading.running_requests),
-            independent=looks_in(reading, forecast),
+            independent=independent_in(reading, forecast),
         )
         for reading in steady
     ]
     return rate_offset(
-        measured, running, prior_sd=forecast.rate_log_sd, look_sd=LOOK_SD,
+        measured,
+        running,
+        prior_sd=forecast.rate_log_sd,
+        reading_sd=READING_SD,
         predicted_at_target=forecast.tokens_per_s_at(running),
-    )  # fmt: skip
+    )
 
 
-# --- what they say together --------------------------------------------------------------------
+# --- means -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,24 +130,29 @@ class SteadyMeans:
     running_requests: float
     tokens_per_s: float
     accept_length: float | None
+    """None where no engine reports one."""
     prompt_tokens_per_s: float
-    looks: float
+    independent_readings: float
 
 
-def mean_of(steady: Sequence[LiveReading], forecast: Forecast) -> SteadyMeans:
-    """Each reading weighed by its looks. Accept lengths that no engine told stay untold."""
+def means_of(steady: Sequence[LiveReading], forecast: Forecast) -> SteadyMeans:
+    """Return the means, each reading weighted by the independent readings in it."""
 
     def mean(figure: Callable[[LiveReading], float], readings: Sequence[LiveReading]) -> float:
-        looks = [looks_in(reading, forecast) for reading in readings]
-        weighed = zip(looks, readings, strict=True)
-        return math.fsum(look * figure(reading) for look, reading in weighed) / math.fsum(looks)
+        weights = [independent_in(reading, forecast) for reading in readings]
+        weighted = zip(weights, readings, strict=True)
+        return math.fsum(weight * figure(reading) for weight, reading in weighted) / math.fsum(
+            weights
+        )
 
-    told = [reading for reading in steady if reading.accept_length]
+    with_accept = [reading for reading in steady if reading.accept_length]
     return SteadyMeans(
         cap_requests=mean(lambda reading: reading.cap_requests, steady),
         running_requests=mean(lambda reading: reading.running_requests, steady),
         tokens_per_s=mean(lambda reading: reading.tokens_per_s, steady),
-        accept_length=mean(lambda reading: reading.accept_length or 0.0, told) if told else None,
+        accept_length=mean(lambda reading: reading.accept_length or 0.0, with_accept)
+        if with_accept
+        else None,
         prompt_tokens_per_s=mean(lambda reading: reading.prompt_tokens_per_s, steady),
-        looks=math.fsum(looks_in(reading, forecast) for reading in steady),
+        independent_readings=math.fsum(independent_in(reading, forecast) for reading in steady),
     )

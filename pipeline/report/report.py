@@ -14,8 +14,9 @@ from itertools import pairwise
 from pipeline.dataset.lengths import expected_lengths
 from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.live.estimate import RowCounts, config_of, expectation, update
+from pipeline.live.estimate import config_of, expectation
 from pipeline.live.log import LiveLog, read_live_log
+from pipeline.live.update import RowCounts, run_update
 from pipeline.report import charts as chart
 from pipeline.report import series as series
 from pipeline.report.engines import (
@@ -421,7 +422,7 @@ def _updated(
         rows_total=status.rows_total, rows_done=status.rows_done, rows_failed=status.rows_failed
     )
     expected = expectation(folder, config, today=today, launched=launched)
-    return update(log, config, counts, expected)
+    return run_update(log, config, counts, expected)
 
 
 def _of_group(group: GroupUpdate) -> list[PlanRow]:

@@ -3,10 +3,14 @@
 from itertools import pairwise
 from pathlib import Path
 
-from pipeline.live.log import LiveLog, read_live_log, write_live_log
+import pytest
+
+from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log, write_live_log
 from pipeline.store.folder import LocalFolder
+from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.live import TimeLeft
+from tests.fakes.live_run import run_file, span
 
 
 def days(middle: float) -> Band:
@@ -35,3 +39,63 @@ def test_noted_times_are_thinned_evenly() -> None:
     assert (times[0], times[-1]) == (0.0, 999.0)
     # 999 s between 240 times: 4.2 s on average.
     assert max(after - before for before, after in pairwise(times)) <= 9
+
+
+def test_log_stays_small_and_keeps_its_sums() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    for number in range(3000):
+        told = span(engine_age_s=30.0 * number, tokens_per_s=100.0 + number % 2)
+        log.add("w0", told, now_s=30.0 * (number + 1))
+    readings = log.readings["w0"]
+    assert len(readings) <= 120
+    tokens = sum(each.tokens_per_s * (each.end_s - each.start_s) for each in readings)
+    assert tokens == pytest.approx(30.0 * 3000 * 100.5)
+    assert engine_seconds(log) == pytest.approx((90_000.0, 90_000.0))
+    assert log.finished == {100: 6000}
+    assert sorted(log.running_tokens()) == [50] * 8
+
+
+def test_readings_of_two_launches_are_never_merged() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    for number in range(400):
+        launch, within = divmod(number, 50)
+        told = span(engine_age_s=30.0 * within, cap_requests=8 + launch)
+        log.add("w0", told, now_s=1000.0 * launch + 30.0 * (number + 1))
+    assert len({each.cap_requests for each in log.readings["w0"]}) == 8
+    ran_s, passed_s = engine_seconds(log)
+    assert passed_s - ran_s == pytest.approx(7 * 1000.0)
+
+
+def test_log_comes_back_from_its_file_and_a_session_between_is_no_loss(tmp_path: Path) -> None:
+    folder, config = LocalFolder(tmp_path), run_file(tmp_path)
+    keeper = LogKeeper.opened(folder, config, now_s=1000.0)
+    keeper.log.add("w0", span(), now_s=1040.0)
+    keeper.write()
+    again = LogKeeper.opened(folder, config, now_s=9000.0)
+    assert list(again.log.running_tokens()) == []
+    again.log.add("w0", span(), now_s=9035.0)
+    again.write()
+    log = read_live_log(folder)
+    assert log is not None
+    assert RunFile.model_validate(log.run_file) == config
+    assert log.finished == {100: 4}
+    assert engine_seconds(log) == pytest.approx((60.0, 60.0))
+
+
+def test_worker_that_follows_a_dead_one_has_its_slot(tmp_path: Path) -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    log.add("w0", span(), now_s=30.0)
+    log.add("w0r1", span(), now_s=100.0)
+    assert len(list(log.running_tokens())) == 8
+    assert engine_seconds(log) == pytest.approx((60.0, 100.0))
+
+
+def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.write_whole("live-readings.jsonl", b"{]\n")
+    keeper = LogKeeper.opened(folder, run_file(tmp_path), now_s=1000.0)
+    keeper.log.add("w0", span(), now_s=1040.0)
+    keeper.write()
+    log = read_live_log(folder)
+    assert log is not None
+    assert log.num_added == 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.live.offset import MeasuredRate, anchored
+from pipeline.live.offset import MeasuredRate, rate_offset
 from pipeline.models.facts import model_facts
 from pipeline.models.files import find_model
 from pipeline.planner.cards import gpu_named
@@ -195,7 +195,8 @@ def _anchored_error(anchor: Reading, target: Reading) -> float:
         tokens_per_s=anchor.row["tokens_per_s_per_gpu"],
         predicted_tokens_per_s=anchor.predicted(),
     )
-    offset = anchored(known, target.running_requests, prior_sd=anchor.rate().log_sd)
+    prior_sd = anchor.rate().log_sd
+    offset = rate_offset([known], target.running_requests, prior_sd=prior_sd, reading_sd=0.0)
     return target.error() - offset.mean
 
 
