@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import pytest
 
-from pipeline.engines.fake import FakeEngine
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.worker.background import ends_before
 from pipeline.worker.engine_watch import EngineWatch
 from pipeline.worker.intervals import Intervals
 from schemas.config import EngineConfig
 from schemas.progress import Supply
+from tests.fakes.fake_engine import FakeEngine
 
 AT_ONCE = Intervals(engine_check_s=0.0, restart_backoff_s=(0.0,))
 Answer = TypeVar("Answer")

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 
-from pipeline.engines.fake import FakeEngine, echo
 from pipeline.worker.generation import Generator
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row
@@ -12,6 +11,7 @@ from schemas.config import RunFile
 from schemas.prompt import Problem, Request
 from schemas.shard import LeaseKey
 from tests.fakes.desk import prompt
+from tests.fakes.fake_engine import FakeEngine, echo
 
 
 def generator_of(engine: FakeEngine, flag: str = "empty_answer") -> Generator:

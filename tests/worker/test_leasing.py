@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from pipeline.engines.fake import FakeEngine
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.leasing import Leases
 from schemas.prompt import Problem, Prompt
 from schemas.shard import LeaseKey
 from tests.fakes.desk import LocalBook, local_book, prompt, prompts_of
+from tests.fakes.fake_engine import FakeEngine
 
 
 def leases_of(

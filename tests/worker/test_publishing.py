@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.parts import stage_part
-from pipeline.engines.fake import FakeEngine
 from pipeline.store.folder import LocalFolder
 from pipeline.worker import publishing
 from pipeline.worker.publishing import Publisher
@@ -21,6 +20,7 @@ from schemas.prompt import Problem
 from schemas.shard import LeaseKey
 from tests.fakes.desk import LocalBook, local_book, prompt
 from tests.fakes.example_completion import TURN
+from tests.fakes.fake_engine import FakeEngine
 
 NO_ANSWER = Problem(kind="no_user_turn", text="none")
 Setting = Callable[..., tuple[Publisher, LocalBook, list[str]]]

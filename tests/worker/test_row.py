@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.fake import FakeEngine
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.row import (
     Row,
@@ -24,6 +23,7 @@ from schemas.prompt import Message, Problem
 from schemas.shard import Lease, LeaseKey
 from tests.fakes.desk import prompt, prompts_of
 from tests.fakes.example_completion import TURN
+from tests.fakes.fake_engine import FakeEngine
 
 KEY = LeaseKey(shard_id=3, attempt=2)
 EMPTY = replace(TURN, answer_text="")

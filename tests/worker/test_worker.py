@@ -9,7 +9,6 @@ from time import monotonic
 import pytest
 
 from pipeline.dataset.prompts import conversation, history
-from pipeline.engines.fake import FakeEngine, echo
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
@@ -29,6 +28,7 @@ from tests.fakes.desk import (
     published_rows,
     worker_at,
 )
+from tests.fakes.fake_engine import FakeEngine, echo
 
 
 @dataclass(slots=True)

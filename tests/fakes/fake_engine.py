@@ -1,4 +1,4 @@
-"""A scripted engine for tests: same seam, no server."""
+"""An engine without a server, which answers by a script."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from schemas.prompt import Message, Request
 
 
 def echo(request: Request) -> Outcome:
-    """Answers with the last user text."""
+    """Answer with the last user text."""
     last = request.messages[-1].content
     return Turn(
         reasoning_text=f"thinking of {last}",
@@ -29,7 +29,7 @@ def echo(request: Request) -> Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
-    """Answers each request by `script`; `dies_after` requests it is gone until started again."""
+    """Answer each request by `script`; die after `dies_after` requests, until started again."""
 
     script: Callable[[Request], Outcome] = echo
     max_running_requests: int = 4
@@ -41,7 +41,7 @@ class FakeEngine:
     plan: str | None = None
     starved: str | None = None
     hangs: str | None = None
-    """What the engine's own metrics tell; a start mends it."""
+    """Trouble that the engine's metrics show, until the next start."""
     requests: list[Request] = field(default_factory=list)
     in_flight: int = 0
     peak_in_flight: int = 0
