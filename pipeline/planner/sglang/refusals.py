@@ -1,42 +1,27 @@
-"""Flags that SGLang refuses before it loads anything, and the line it prints.
+"""Launch lines that SGLang refuses before it loads anything, and the message it prints.
 
-Each rule names the file that holds it. A rule that an old release had and a new one dropped
-reads the release table.
+Each rule names the SGLang file that holds it. A rule that only some releases have reads the
+release table.
 """
 
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import no_overlap
-from pipeline.planner.sglang.releases import OLDEST, ReleaseRules, no_stages
-from schemas.plan import (
-    CompressedCache,
-    LinearState,
-    ModelFacts,
-    NoSpeculation,
-    Speculation,
-)
+from pipeline.planner.sglang.inputs import LaunchInputs
+from pipeline.planner.sglang.layout import Parallel, no_overlap
+from pipeline.planner.sglang.releases import OLDEST, no_stages
+from schemas.plan import CompressedCache, LinearState, ModelFacts, NoSpeculation, Speculation
 
 
 def refusal_message(
-    flags: LaunchFlags,
-    model: ModelFacts,
-    rules: ReleaseRules,
-    pp_size: int,
-    tp_size: int,
-    attention_dp_size: int,
-    attention_tp_size: int,
-    speculation: NoSpeculation | Speculation,
-    mamba_strategy: str,
-    page_size: int,
-    backend: str,
+    launch: LaunchInputs, *, mamba_strategy: str, page_size: int, backend: str
 ) -> str:
-    """The engine's refusal, or nothing."""
+    """Return the engine's message, or "" where it accepts the launch."""
     return (
-        _numbers(flags)
-        or _parallel(model, tp_size, attention_dp_size, attention_tp_size)
-        or _pipeline(flags, model, rules, pp_size, attention_dp_size, speculation)
-        or _context(flags, model)
-        or _speculative(flags, model, rules, speculation, page_size, backend)
-        or _states(flags, model, rules, speculation, mamba_strategy, page_size, backend)
+        _numbers(launch.flags)
+        or _parallel(launch.model, launch.ranks)
+        or _pipeline(launch)
+        or _context(launch.flags, launch.model)
+        or _speculative(launch, page_size, backend)
+        or _states(launch, mamba_strategy, page_size, backend)
     )
 
 
@@ -65,53 +50,48 @@ def _numbers(flags: LaunchFlags) -> str:
     return ""
 
 
-def _parallel(
-    model: ModelFacts, tp_size: int, attention_dp_size: int, attention_tp_size: int
-) -> str:
-    if tp_size % attention_dp_size:
+def _parallel(model: ModelFacts, ranks: Parallel) -> str:
+    attention_tp = ranks.attention_tp_size
+    if ranks.tp_size % ranks.attention_dp_size:
         # arg_groups/parallel_hook.py
-        return f"tp_size ({tp_size}) must be divisible by dp_size ({attention_dp_size})"
-    if model.heads % attention_tp_size:
+        return f"tp_size ({ranks.tp_size}) must be divisible by dp_size ({ranks.attention_dp_size})"
+    if model.heads % attention_tp:
         # the models' own assertion on total_num_heads
         return (
             f"AssertionError: the model's {model.heads} attention heads are not divisible by "
-            f"the attention tensor-parallel size {attention_tp_size}"
+            f"the attention tensor-parallel size {attention_tp}"
         )
-    small, large = sorted((model.kv_heads, attention_tp_size))
+    small, large = sorted((model.kv_heads, attention_tp))
     if not model.uses_mla and not isinstance(model.cache, CompressedCache) and large % small:
         return (
             f"AssertionError: {model.kv_heads} key-value heads do not divide over "
-            f"the attention tensor-parallel size {attention_tp_size}"
+            f"the attention tensor-parallel size {attention_tp}"
         )
     return ""
 
 
-def _pipeline(
-    flags: LaunchFlags,
-    model: ModelFacts,
-    rules: ReleaseRules,
-    pp_size: int,
-    attention_dp_size: int,
-    speculation: NoSpeculation | Speculation,
-) -> str:
-    """validation_hook.py: check_pipeline_parallel_compat; model_runner.py: support_pp."""
+def _pipeline(launch: LaunchInputs) -> str:
+    """Check a launch in stages.
+
+    validation_hook.py: check_pipeline_parallel_compat; model_runner.py: support_pp.
+    """
+    flags, model, pp_size = launch.flags, launch.model, launch.ranks.pp_size
     if pp_size == 1:
         return ""
     if (flags.number("attn-cp-size") or 1) > 1:
         return "PP is not supported with context parallelism"
-    if (flags.number("pp-max-micro-batch-size") or 1) < 1:
-        found = flags.number("pp-max-micro-batch-size")
-        return f"pp_max_micro_batch_size must be a positive integer or None, got {found}"
+    micro_batch = flags.number("pp-max-micro-batch-size")
+    if (micro_batch or 1) < 1:
+        return f"pp_max_micro_batch_size must be a positive integer or None, got {micro_batch}"
     if model.layers < pp_size:
         return f"{model.layers} layers are too few for {pp_size} pipeline stages"
-    if no_stages(model.architecture, rules):
+    if no_stages(model.architecture, launch.rules):
         return "AssertionError: Pipeline Parallel is not compatible with this model."
-    return _drafted_in_stages(flags, attention_dp_size, speculation)
+    return _drafted_in_stages(launch)
 
 
-def _drafted_in_stages(
-    flags: LaunchFlags, attention_dp_size: int, speculation: NoSpeculation | Speculation
-) -> str:
+def _drafted_in_stages(launch: LaunchInputs) -> str:
+    flags, speculation = launch.flags, launch.speculation
     if isinstance(speculation, NoSpeculation):
         return ""
     if speculation.algorithm != "EAGLE":
@@ -126,35 +106,29 @@ def _drafted_in_stages(
             "PP + speculative decoding (MTP) is only supported on prefill nodes "
             "(disaggregation-mode=prefill)"
         )
-    if attention_dp_size > 1:
+    if launch.ranks.attention_dp_size > 1:
         return "SGLANG_ENABLE_PP_SPEC is not compatible with attention DP (--attn-dp-size)"
     return ""
 
 
 def _context(flags: LaunchFlags, model: ModelFacts) -> str:
-    """configs/model_config.py: _derive_context_length."""
-    asked = flags.number("context-length")
-    if asked is None or asked <= model.context_length:
+    # configs/model_config.py: _derive_context_length
+    requested = flags.number("context-length")
+    if requested is None or requested <= model.context_length:
         return ""
     if flags.switched_on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
         return ""
     return (
-        f"User-specified context_length ({asked}) is greater than the derived context_length "
+        f"User-specified context_length ({requested}) is greater than the derived context_length "
         f"({model.context_length}). To allow it, set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
     )
 
 
-def _speculative(
-    flags: LaunchFlags,
-    model: ModelFacts,
-    rules: ReleaseRules,
-    speculation: NoSpeculation | Speculation,
-    page_size: int,
-    backend: str,
-) -> str:
+def _speculative(launch: LaunchInputs, page_size: int, backend: str) -> str:
+    flags, speculation = launch.flags, launch.speculation
     if isinstance(speculation, NoSpeculation):
         return ""
-    if flags.has("speculative-num-steps") is False and (
+    if not flags.has("speculative-num-steps") and (
         flags.has("speculative-eagle-topk")
         or (
             flags.has("speculative-num-draft-tokens")
@@ -166,7 +140,7 @@ def _speculative(
             "speculative_num_steps is unset: leave --speculative-eagle-topk and "
             "--speculative-num-draft-tokens unset as well"
         )
-    if isinstance(model.cache, CompressedCache) and speculation.topk > 1:
+    if isinstance(launch.model.cache, CompressedCache) and speculation.topk > 1:
         return "DeepSeek-V4 supports only --speculative-eagle-topk 1"
     if speculation.topk > 1 and backend == "trtllm_mha":
         return "The trtllm_mha attention backend supports only --speculative-eagle-topk 1"
@@ -178,20 +152,12 @@ def _speculative(
     return ""
 
 
-def _states(
-    flags: LaunchFlags,
-    model: ModelFacts,
-    rules: ReleaseRules,
-    speculation: NoSpeculation | Speculation,
-    strategy: str,
-    page_size: int,
-    backend: str,
-) -> str:
+def _states(launch: LaunchInputs, strategy: str, page_size: int, backend: str) -> str:
+    flags, model, rules = launch.flags, launch.model, launch.rules
     if not isinstance(model.state, LinearState):
         return ""
-    speculative = isinstance(speculation, Speculation)
     if (
-        speculative
+        isinstance(launch.speculation, Speculation)
         and strategy == "no_buffer"
         and rules.speculation_needs_extra_buffer
         and rules.release >= OLDEST
@@ -211,12 +177,12 @@ def _states(
         # mamba_hook.py
         return f"no_buffer needs page_size 1, and {backend} runs with page_size {page_size}"
     if strategy.startswith("extra_buffer"):
-        return _tracking(flags, speculation, page_size)
+        return _tracking(flags, launch.speculation, page_size)
     return ""
 
 
 def _tracking(flags: LaunchFlags, speculation: NoSpeculation | Speculation, page_size: int) -> str:
-    """mamba_hook.py: the track interval covers a verify step and whole pages."""
+    # mamba_hook.py: the track interval covers a verify step and whole pages
     interval = flags.number("mamba-track-interval") or 256
     if isinstance(speculation, Speculation) and interval < speculation.num_draft_tokens:
         return (

@@ -1,28 +1,21 @@
-"""The speculative part of a launch line: algorithm, steps, tokens to verify, whose draft.
+"""The speculative part of a launch line: algorithm, steps, tokens to verify, draft model.
 
-arg_groups/speculative_hook.py, 0.5.23.
+SGLang arg_groups/speculative_hook.py, 0.5.23.
 """
 
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.releases import ReleaseRules
-from schemas.plan import (
-    BuiltInDraft,
-    CompressedCache,
-    ModelFacts,
-    NoSpeculation,
-    Speculation,
-)
+from schemas.plan import BuiltInDraft, CompressedCache, ModelFacts, NoSpeculation, Speculation
 
-# DFLASH verifies a block; both known Qwen3.8 drafts and the engine's fallback use 16 where the
-# draft's config does not say. DSPARK's verify window is its block plus one.
+# DFLASH verifies one block; both known Qwen3.8 drafts and the engine's fallback use 16 where the
+# draft's config gives no size.
 _DFLASH_BLOCK = 16
-_DSPARK_BLOCK = 7  # assumed: block_size of the published Qwen3.8 and DeepSeek-V4 DSpark drafts
+# DSPARK verifies its block and one token more.
+# assumed: block_size of the published Qwen3.8 and DeepSeek-V4 DSpark drafts
+_DSPARK_BLOCK = 7
 
 
-def speculation_of(
-    flags: LaunchFlags, model: ModelFacts, rules: ReleaseRules
-) -> NoSpeculation | Speculation:
-    """What is drafted and verified, after SGLang's defaults."""
+def speculation_of(flags: LaunchFlags, model: ModelFacts) -> NoSpeculation | Speculation:
+    """Return the speculation of a launch line, with SGLang's defaults applied."""
     algorithm = flags.text("speculative-algorithm").upper()
     if not algorithm or algorithm == "NONE":
         return NoSpeculation()
@@ -53,10 +46,10 @@ def _shape(flags: LaunchFlags, model: ModelFacts, algorithm: str) -> tuple[int, 
         return steps or 12, topk or 10, tokens or 12
     if steps is None:
         old_tree = model.architecture in ("LlamaForCausalLM", "Grok1ForCausalLM")
-        auto = (5, 4, 8) if old_tree else (3, 1, 4)
-        return auto[0], topk or auto[1], tokens or auto[2]
+        auto_steps, auto_topk, auto_tokens = (5, 4, 8) if old_tree else (3, 1, 4)
+        return auto_steps, topk or auto_topk, tokens or auto_tokens
     topk = topk or 1
-    # A chain verifies every drafted token and the one before it.
+    # A chain verifies all drafted tokens and the one before them.
     return steps, topk, steps + 1 if topk == 1 else tokens or steps + 1
 
 
@@ -65,5 +58,5 @@ def _built_in(flags: LaunchFlags, model: ModelFacts, algorithm: str, path: str) 
         if not path or path == flags.model_path:
             return isinstance(model.draft, BuiltInDraft)
         return path.lower().endswith("nextn") and isinstance(model.draft, BuiltInDraft)
-    # DeepSeek-V4's DSpark layers come inside the checkpoint.
+    # DeepSeek-V4 checkpoints contain their DSpark layers.
     return algorithm == "DSPARK" and not path and isinstance(model.cache, CompressedCache)
