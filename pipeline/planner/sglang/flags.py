@@ -1,22 +1,27 @@
-"""SGLang's launch line, as people paste it, ↔ `LaunchFlags`.
+"""SGLang's launch line, as people paste it, parsed into `LaunchFlags` and back.
 
-Flags are kept under their newest spelling. A flag that no read release knows is set aside and
-named, never dropped in silence. `argv` gives back a line that parses to the same flags.
+Flags are kept under their newest spelling. A flag that no release in the table has is set aside
+and reported, never dropped in silence. `argv` returns a line that parses to the same flags.
+
+argparse itself does not fit: it drops the order of flags, and cannot tell the values of an unknown
+flag from words that belong to none.
 """
 
+import itertools
 import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pipeline.errors import PlanError
 
 _DATA = Path(__file__).with_name("data") / "sglang_flags.json"
 
-# Older and shorter spellings → the newest. Names are those of SGLang's own parsers.
+# Older and shorter spellings → the newest, from SGLang's own parsers
 _SPELLINGS = {
     "tp": "tp-size",
     "tensor-parallel-size": "tp-size",
@@ -40,12 +45,10 @@ _SPELLINGS = {
     "enable-hicache": "enable-hierarchical-cache",
     "enable-nsa-prefill-context-parallel": "enable-dsa-prefill-context-parallel",
     "moe-a2a": "moe-a2a-backend",
-    "prefix-affinity-fallback": "prefix-affinity-fallback",
 }
-_EXTRA_ONE_VALUE = frozenset({"moe-a2a", "prefix-affinity-fallback"})
 
-# old name → (new name, first release read that has it, first release read without the old).
-# From the argument parsers of 0.5.10.post1, 0.5.12.post1, 0.5.14, 0.5.17, 0.5.19, 0.5.21, 0.5.23.
+# Old name → (new name, first release with it, first release without the old name), of the argument
+# parsers of 0.5.10.post1, 0.5.12.post1, 0.5.14, 0.5.17, 0.5.19, 0.5.21 and 0.5.23
 _RENAMED = {
     "mamba-scheduler-strategy": ("mamba-radix-cache-strategy", "0.5.14", "0.5.21"),
     "cuda-graph-max-bs": ("cuda-graph-max-bs-decode", "0.5.14", "0.5.21"),
@@ -74,7 +77,12 @@ _FLOATS = frozenset(
         "hicache-size",
     }
 )
+_INT = re.compile(r"[+-]?\d+")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
+# argparse takes these for values although they begin with a dash.
+_NEGATIVE_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _COMMAND_WORDS = frozenset({"env", "export", "python", "python3", "-m", "sglang", "serve", "exec"})
+_Arity = Literal["none", "one", "many", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,63 +93,62 @@ class LaunchFlags:
     values: tuple[tuple[str, tuple[str, ...]], ...]
     env: tuple[tuple[str, str], ...] = ()
     set_aside: tuple[str, ...] = ()
+    """Unknown flags with the words that follow them."""
     stray: tuple[str, ...] = ()
-    """Words of the line that belong to no flag; a pasted command has some."""
+    """Words that belong to no flag; a pasted command may have some."""
 
     def has(self, name: str) -> bool:
-        """Whether the flag is on the line."""
+        """Return True where the flag is on the line."""
         return any(key == name for key, _ in self.values)
 
     def text(self, name: str, default: str = "") -> str:
-        """The flag's last value; SGLang's parser lets the last one win."""
+        """Return the flag's value; the last one wins, as in SGLang's parser."""
         return next(
             (words[-1] for key, words in reversed(self.values) if key == name and words), default
-        )  # one lookup
+        )
 
     def words(self, name: str) -> tuple[str, ...]:
-        """All values of a flag that takes several."""
+        """Return all values of a flag that takes several."""
         return next((words for key, words in reversed(self.values) if key == name), ())
 
     def number(self, name: str) -> int | None:
-        """A whole number, or None where the flag is absent."""
+        """Return a whole number, or None where the flag is absent."""
         return int(self.text(name)) if self.has(name) else None
 
     def fraction(self, name: str) -> float | None:
-        """A number with decimals, or None where the flag is absent."""
+        """Return a number with decimals, or None where the flag is absent."""
         return float(self.text(name)) if self.has(name) else None
 
     def variable(self, name: str, default: str = "") -> str:
-        """An environment assignment in front of the command."""
+        """Return the value of an environment assignment before the command."""
         return next((value for key, value in self.env if key == name), default)
 
     def switched_on(self, name: str, *, default: bool = False) -> bool:
-        """An environment switch, read as SGLang reads it."""
+        """Return the value of an environment switch, read as SGLang reads it."""
         value = self.variable(name)
         return value.lower() in ("1", "true", "yes", "y") if value else default
 
     def changed(self, changes: Mapping[str, str | None]) -> "LaunchFlags":
-        """The same line with flags set ('' for a switch) or, where None, taken away."""
-        kept = [(key, words) for key, words in self.values if key not in changes]
-        added: list[tuple[str, tuple[str, ...]]] = [
+        """Return this line with flags set ("" for a switch) or, where None, removed."""
+        unchanged = tuple(item for item in self.values if item[0] not in changes)
+        changed = tuple(
             (key, (value,) if value else ()) for key, value in changes.items() if value is not None
-        ]
-        return LaunchFlags(
-            model_path=self.model_path,
-            values=tuple(kept + added),
-            env=self.env,
-            set_aside=self.set_aside,
         )
+        return replace(self, values=unchanged + changed, stray=())
 
     def argv(self) -> tuple[str, ...]:
-        """Arguments for `python -m sglang.launch_server`, without the environment."""
+        """Return arguments for `python -m sglang.launch_server`, without the environment."""
         line = ["--model-path", self.model_path] if self.model_path else []
         for key, words in self.values:
             line += [f"--{key}", *words]
         return tuple(line)
 
 
+# --- names by release -------------------------------------------------------------------------
+
+
 def renaming_of(flag: str) -> str | None:
-    """Which release renamed a flag, told from either side of the renaming; None for others."""
+    """Return which release renamed a flag, given its old or new name; None for other flags."""
     for old, (new, since, gone) in _RENAMED.items():
         if flag == old:
             return f"--{old} is called --{new} since SGLang {since}; {gone} no longer knows it"
@@ -151,7 +158,7 @@ def renaming_of(flag: str) -> str | None:
 
 
 def spelled_for(words: Sequence[str], release: tuple[int, int, int]) -> tuple[str, ...]:
-    """Arguments in the spelling of a release that is older than the newest names."""
+    """Return arguments under the names that a release knows."""
     older = {
         f"--{new}": f"--{old}"
         for old, (new, since, _) in _RENAMED.items()
@@ -160,44 +167,46 @@ def spelled_for(words: Sequence[str], release: tuple[int, int, int]) -> tuple[st
     return tuple(older.get(word, word) for word in words)
 
 
+# --- parsing ----------------------------------------------------------------------------------
+
+
 def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
-    """Flags from a pasted line; refuses a known flag with a value it cannot hold."""
-    words = _words(tokens)
-    env, words = _environment(words)
+    """Parse a pasted line. Raises PlanError for a known flag with a value it cannot have."""
+    env, words = _environment(_words(tokens))
     values: list[tuple[str, tuple[str, ...]]] = []
-    aside: list[str] = []
+    set_aside: list[str] = []
     stray: list[str] = []
     model = ""
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
+    at = 0
+    while at < len(words):
+        word, before = words[at], words[:at]
+        at += 1
         if not word.startswith("--") or word == "--":
-            positional = _positional_model(word, words[: index - 1])
+            positional = _positional_model(word, before)
             stray += [] if positional else [word]
             model = model or positional
             continue
-        name, _, inline = word[2:].partition("=")
+        name, equals, inline = word[2:].partition("=")
         key, arity = _known(name)
-        following = [inline] if "=" in word else _following(words, index, arity)
-        index += 0 if "=" in word else len(following)
+        given = (inline,) if equals else _following(words[at:], arity)
+        at += 0 if equals else len(given)
         if arity == "unknown":
-            aside.append(" ".join([f"--{name}", *following]))
+            set_aside.append(" ".join([f"--{name}", *given]))
         elif key == "model-path":
-            model = following[-1] if following else ""
+            model = given[-1] if given else ""
         else:
-            values.append((key, _checked(key, tuple(following), arity)))
+            values.append((key, _checked(key, given, arity)))
     return LaunchFlags(
         model_path=model,
         values=tuple(values),
         env=env,
-        set_aside=tuple(aside),
+        set_aside=tuple(set_aside),
         stray=tuple(stray),
     )
 
 
 def _words(tokens: Sequence[str]) -> list[str]:
-    """One token a word, without continuation backslashes or comments."""
+    """Split tokens that hold a whole line, without continuation backslashes and comments."""
     words: list[str] = []
     for token in tokens:
         if re.search(r"\s", token.strip()) and _is_line(token):
@@ -212,11 +221,12 @@ def _words(tokens: Sequence[str]) -> list[str]:
 
 
 def _is_line(token: str) -> bool:
-    """A whole command quoted as one argument, rather than a JSON or text value."""
+    """Return True for a command quoted as one argument, rather than a JSON or text value."""
     return "--" in token and not re.match(r"\s*(--[\w-]+=)?[{\[]", token)
 
 
 def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[str]]:
+    """Split the assignments before the first flag from the other words."""
     env: list[tuple[str, str]] = []
     rest: list[str] = []
     for position, word in enumerate(words):
@@ -232,74 +242,59 @@ def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[st
 
 
 def _positional_model(word: str, before: Iterable[str]) -> str:
-    """`sglang serve MODEL`: the one word that is neither a command nor a flag."""
-    if (
-        word in _COMMAND_WORDS
-        or word.startswith(("sglang.", "-"))
-        or word.endswith(("python", "python3"))
-    ):
+    """Return the MODEL of `sglang serve MODEL`, or "" for any other word."""
+    is_command = word in _COMMAND_WORDS or word.endswith(("python", "python3"))
+    if is_command or word.startswith(("sglang.", "-")):
         return ""
     return word if "serve" in before else ""
 
 
-def _following(words: list[str], index: int, arity: str) -> list[str]:
-    if arity == "none":
-        return []
-    found: list[str] = []
-    for word in words[index:]:
-        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
-            break
-        found.append(word)
-        if arity in ("one", "optional"):
-            break
-    return found
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None
-
-
-def _checked(key: str, words: tuple[str, ...], arity: str) -> tuple[str, ...]:
-    if arity == "none" or (arity == "optional" and not words):
-        return ()
-    if not words and key.startswith(("enable-", "disable-")):
-        # some releases gave switches a deprecated form whose arity their parsers hide
-        return ()
-    if not words or (arity == "one" and words[-1] == ""):
-        wanted = "one argument" if arity == "one" else "at least one argument"
-        raise PlanError(f"argument --{key}: expected {wanted}")
-    kind = "int" if key in _INTS else "float" if key in _FLOATS else "text"
-    for word in words:
-        if kind == "int" and re.fullmatch(r"[+-]?\d+", word) is None:
-            raise PlanError(f"argument --{key}: invalid int value: {word!r}")
-        if kind == "float" and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", word) is None:
-            raise PlanError(f"argument --{key}: invalid float value: {word!r}")
-    return words
-
-
-def _known(name: str) -> tuple[str, str]:
-    """The newest name of a flag and how many values it takes."""
+def _known(name: str) -> tuple[str, _Arity]:
+    """Return a flag's newest name and how many values it takes."""
     table = _arities()
-    if name not in table:
-        # argparse takes any prefix that fits one flag alone
-        longer = {_SPELLINGS.get(flag, flag) for flag in table if flag.startswith(name)}
-        if len(name) < 4 or len(longer) != 1:
-            return name, "unknown"
-        key = longer.pop()
-        return key, table.get(key, "one")
-    key = _SPELLINGS.get(name, name)
-    return key, table[name]
+    if name in table:
+        return _SPELLINGS.get(name, name), table[name]
+    # argparse accepts a prefix that fits one flag alone.
+    longer = {_SPELLINGS.get(flag, flag) for flag in table if flag.startswith(name)}
+    if len(name) < 4 or len(longer) != 1:
+        return name, "unknown"
+    key = longer.pop()
+    return key, table[key]
 
 
 @cache
-def _arities() -> dict[str, str]:
-    data = json.loads(_DATA.read_text())
-    table = dict.fromkeys(data["no_value"], "none")
-    table.update(dict.fromkeys(data["one_value"], "one"))
-    table.update(dict.fromkeys(data["many_values"], "many"))
-    table.update(dict.fromkeys(data["optional_value"], "optional"))
-    table.update(dict.fromkeys(_EXTRA_ONE_VALUE, "one"))
+def _arities() -> dict[str, _Arity]:
+    names = json.loads(_DATA.read_text())
+    table: dict[str, _Arity] = dict.fromkeys(names["no_value"], "none")
+    table.update(dict.fromkeys(names["one_value"], "one"))
+    table.update(dict.fromkeys(names["many_values"], "many"))
     for short, full in _SPELLINGS.items():
         table.setdefault(short, table.get(full, "one"))
         table.setdefault(full, table[short])
     return table
+
+
+def _following(words: Sequence[str], arity: _Arity) -> tuple[str, ...]:
+    """Return the values at the start of `words` that a flag of this arity takes."""
+    most = {"none": 0, "one": 1}.get(arity, len(words))
+    return tuple(itertools.takewhile(_is_value, words[:most]))
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or _NEGATIVE_NUMBER.fullmatch(word) is not None
+
+
+def _checked(key: str, words: tuple[str, ...], arity: _Arity) -> tuple[str, ...]:
+    """Return the values of a flag. Raises PlanError, worded like argparse, for wrong ones."""
+    # Some releases gave switches a deprecated form whose arity their parsers hide.
+    is_switch = key.startswith(("enable-", "disable-"))
+    if arity == "none" or (is_switch and not words):
+        return ()
+    if not words or (arity == "one" and words[-1] == ""):
+        expected = "one argument" if arity == "one" else "at least one argument"
+        raise PlanError(f"argument --{key}: expected {expected}")
+    for kind, keys, pattern in (("int", _INTS, _INT), ("float", _FLOATS, _FLOAT)):
+        wrong = [word for word in words if key in keys and not pattern.fullmatch(word)]
+        if wrong:
+            raise PlanError(f"argument --{key}: invalid {kind} value: {wrong[0]!r}")
+    return words
