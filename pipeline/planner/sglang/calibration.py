@@ -1,7 +1,7 @@
-"""An engine's launch log → figures that replace the planner's assumptions.
+"""Figures of an engine's launch log, which replace the planner's assumptions.
 
-A log may be cut anywhere: what it does not say stays assumed. `readings` takes the text,
-`calibration_of` keeps what later plans can use, `differences` says how far a forecast lay off.
+A log may be cut anywhere: what it lacks remains assumed. `readings` parses the text,
+`calibration_of` keeps what later plans can use, `differences` compares a forecast with the log.
 """
 
 import json
@@ -30,7 +30,7 @@ _RANK = re.compile(r"\b(?:DP(\d+) )?(?:TP(\d+))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReadings:
-    """What one log says; a figure that it lacks is None."""
+    """Figures of one log; None for those that it lacks."""
 
     free_before_load_gib: float | None
     weights_gib: float | None
@@ -43,19 +43,19 @@ class LogReadings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One forecast beside the log's own figure."""
+    """A forecast and the log's own figure."""
 
     name: str
     forecast: float
     logged: float
 
     def percent(self) -> float:
-        """How far the forecast lies off."""
+        """Return the error of the forecast."""
         return (self.forecast / self.logged - 1) * 100 if self.logged else 0.0
 
 
 def readings(log: str) -> LogReadings:
-    """The figures of a launch log; refuses a text that has none."""
+    """Return the figures of a launch log. Raises PlanError for a text without any."""
     ranks = _by_rank(log)
     begins = [_floats(_BEGIN, lines) for lines in ranks]
     ends = [_loads(lines) for lines in ranks]
@@ -63,7 +63,7 @@ def readings(log: str) -> LogReadings:
     weights = [loads[0] for loads in ends if loads]
     drafts = [loads[1] for loads in ends if len(loads) > 1]
     graphs = [sum(_floats(_GRAPH, lines)) for lines in ranks if _GRAPH.search(lines)]
-    found = LogReadings(
+    figures = LogReadings(
         # SGLang sizes its pools by the rank with the least free memory.
         free_before_load_gib=min(free, default=None),
         weights_gib=max(weights, default=None),
@@ -73,47 +73,47 @@ def readings(log: str) -> LogReadings:
         state_slots=_first(_SLOTS, log),
         max_running_requests=_last(_REQUESTS, log),
     )
-    if all(getattr(found, name) is None for name in LogReadings.__slots__):
+    if all(getattr(figures, name) is None for name in LogReadings.__slots__):
         raise PlanError("the log has no launch line of SGLang that the planner knows")
-    return found
+    return figures
 
 
 def calibration_of(
-    found: LogReadings, *, model: str, gpu: str, release: str, layout: str | None = None
+    logged: LogReadings, *, model: str, gpu: str, release: str, layout: str | None = None
 ) -> Calibration:
-    """What later plans of the same model, card and release can use."""
+    """Return the figures that later plans of the same model, card and release can use."""
     return Calibration(
         model=model,
         gpu=gpu,
         release=release,
-        free_before_load_bytes=_bytes(found.free_before_load_gib),
-        weights_bytes=_bytes(found.weights_gib),
-        draft_weights_bytes=_bytes(found.draft_weights_gib),
-        graph_bytes=_bytes(found.graphs_gib),
+        free_before_load_bytes=_bytes(logged.free_before_load_gib),
+        weights_bytes=_bytes(logged.weights_gib),
+        draft_weights_bytes=_bytes(logged.draft_weights_gib),
+        graph_bytes=_bytes(logged.graphs_gib),
         layout=layout,
     )
 
 
-def differences(plan: LaunchPlan, found: LogReadings) -> tuple[Difference, ...]:
-    """Forecast and log side by side, for every figure that the log has."""
+def differences(plan: LaunchPlan, logged: LogReadings) -> tuple[Difference, ...]:
+    """Compare the forecast with every figure that the log has."""
     capacity = plan.capacity
     pairs: list[tuple[str, float, float | None]] = [
-        ("free_before_load_gib", plan.free_before_load_bytes / GIB, found.free_before_load_gib),
-        ("weights_gib", plan.weights_bytes / GIB, found.weights_gib),
-        ("draft_weights_gib", plan.draft_weights_bytes / GIB, found.draft_weights_gib),
-        ("max_total_num_tokens", capacity.max_total_num_tokens, found.max_total_num_tokens),
-        ("state_slots", capacity.state_slots, found.state_slots),
-        ("max_running_requests", capacity.max_running_requests, found.max_running_requests),
+        ("free_before_load_gib", plan.free_before_load_bytes / GIB, logged.free_before_load_gib),
+        ("weights_gib", plan.weights_bytes / GIB, logged.weights_gib),
+        ("draft_weights_gib", plan.draft_weights_bytes / GIB, logged.draft_weights_gib),
+        ("max_total_num_tokens", capacity.max_total_num_tokens, logged.max_total_num_tokens),
+        ("state_slots", capacity.state_slots, logged.state_slots),
+        ("max_running_requests", capacity.max_running_requests, logged.max_running_requests),
     ]
     return tuple(
-        Difference(name=name, forecast=round(forecast, 3), logged=logged)
-        for name, forecast, logged in pairs
-        if logged is not None
+        Difference(name=name, forecast=round(forecast, 3), logged=figure)
+        for name, forecast, figure in pairs
+        if figure is not None
     )
 
 
 def calibration_json(calibration: Calibration) -> dict[str, str | int | None]:
-    """The record as a file keeps it."""
+    """Return the record as it is saved."""
     return {name: getattr(calibration, name) for name in Calibration.__slots__}
 
 
@@ -138,19 +138,19 @@ def fits_layout(calibration: Calibration, flags: LaunchFlags) -> bool:
 
 def check_calibration(calibration: Calibration, *, model: str, gpu: str, release: str) -> None:
     """Raise PlanError for a calibration that was measured on something else."""
-    for name, measured, wanted in (
+    for name, measured, planned in (
         ("model", calibration.model, model),
         ("gpu", calibration.gpu, gpu),
         ("release", calibration.release, release),
     ):
-        if measured != wanted:
+        if measured != planned:
             raise PlanError(
-                f"the calibration is for {name} {measured!r}, the launch for {wanted!r}"
+                f"the calibration is for {name} {measured!r}, the launch for {planned!r}"
             )
 
 
 def calibration_from_json(values: dict[str, object]) -> Calibration:
-    """The record as a file gives it back; refuses keys and kinds that are not its own."""
+    """Return the record of a saved file. Raises PlanError for wrong keys or types."""
     unknown = set(values) - set(Calibration.__slots__)
     missing = {"model", "gpu", "release"} - set(values)
     if unknown or missing:
@@ -177,7 +177,7 @@ def calibration_from_json(values: dict[str, object]) -> Calibration:
 
 
 def _by_rank(log: str) -> list[str]:
-    """The log split by the rank that wrote each line; one part where no rank is named."""
+    """Split the log by the rank that wrote each line; one part where no rank is named."""
     parts: dict[str, list[str]] = {}
     for line in log.splitlines():
         rank = _RANK.search(line[:80])
@@ -186,7 +186,7 @@ def _by_rank(log: str) -> list[str]:
 
 
 def _loads(lines: str) -> list[float]:
-    """GiB that each load took: the line's own figure, or begin less end."""
+    """Return the GiB of each load: the line's own figure, or begin minus end."""
     return list(_load_sizes(_floats(_BEGIN, lines), lines))
 
 

@@ -1,12 +1,12 @@
-"""An engine's own lines → its figures, or the one cause that it ended of. Pure.
+"""Classifies an engine's log: its figures, or the one cause of its failure. Pure.
 
-SGLang's last lines are symptoms: a rank fails, the others lose their peer, the parent hears SIGQUIT
-and kills the tree. So causes are ranked: the line that names one wins over lines that only tell
-that something died, wherever they stand. No other module reads an engine's error texts.
+SGLang's last lines are symptoms: one rank fails, the others lose their peer, the parent receives
+SIGQUIT and kills the process tree. So causes are ranked: a line that names a cause outranks lines
+that only report a death, wherever they are. No other module reads an engine's error texts.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import PlanError
@@ -23,40 +23,90 @@ from pipeline.planner.sglang.wordings import (
     Pattern,
 )
 
+# Start of the line that the worker writes to the log before each launch
 LAUNCH_MARK = "--- launch "
-"""Begins the line that the worker writes to the log before each start."""
 
 _MOST_EVIDENCE_LINES = 6
 _MOST_LINE_CHARACTERS = 300
 _MOST_QUOTED_CHARACTERS = 140
+# A py-spy dump of a stuck engine has about 100 lines per rank, an argparse usage about 600.
 _MOST_LINES_READ_BACK = 6000
-# A py-spy dump of a stuck engine has some hundred lines a rank, an argparse usage some 600.
+# assumed: what other ranks print in the second or two before they fail too
 _LINES_OF_OTHER_RANKS = 120
-# assumed: what other ranks print in the second or two before they follow
+# assumed: display and monitoring processes use less on a server's card
 _OTHERS_MEMORY_GIB = 1.0
-# assumed: display and monitoring processes hold less on a server's card
+# SGLang itself calls ranks unbalanced below 0.9; contexts and communicators use up to 0.04.
 _FREE_BEFORE_FRACTION = 0.88
-# SGLang itself calls ranks unbalanced below 0.9; contexts and communicators take up to 0.04.
+
+# Lines of a log: who wrote them, and what stage they show
+_STAGES: tuple[LaunchStage, ...] = (
+    "start", "weights", "draft_weights", "pools", "capture", "ready", "serving",
+)  # fmt: skip
+_RANK = re.compile(r"^\[[^\]]*?\b((?:DP\d+ )?(?:PP\d+ )?TP\d+)\b")
+_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d[^\]]*\]")
+_WORKS = re.compile(r"\b(?:Decode|Prefill) batch\b")
+_POOL_LINE = re.compile(
+    r"(?:KV|Mamba) Cache is allocated|Memory pool end|Use sliding window memory"
+)
+_CAPTURE_BEGIN = re.compile(
+    r"Capture .*(?:cuda graph|CUDA graph|draft extend) begin", re.IGNORECASE
+)
+# Lines with a figure worth quoting before the failure
+_FIGURE = re.compile(r"avail mem=|max_total_num_tokens=|Cache is allocated|#running-req")
+
+# Sizes in the messages of torch: of 2.3 and later, and of older releases
+_SIZE = r"(\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB)"
+_TRIED = re.compile(rf"Tried to allocate {_SIZE}")
+_FREE_NEW = re.compile(rf"of which {_SIZE} is free")
+_FREE_OLD = re.compile(rf"; {_SIZE} free")
+_TOTAL_NEW = re.compile(rf"total capac(?:i)?ty of {_SIZE}")
+_TOTAL_OLD = re.compile(rf"{_SIZE} total capacity")
+_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_OURS = re.compile(rf"this process has {_SIZE} memory in use")
+_GIB_OF = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
+
+_WORDS: dict[CauseKind, str] = {
+    "weights": "the weights do not fit on the card",
+    "draft_weights": "the draft's weights do not fit next to the model's",
+    "pool": "the memory fraction leaves nothing for the KV pool",
+    "state_pool": "the memory fraction leaves too few state slots",
+    "graph_capture": "memory ran out while CUDA graphs were captured",
+    "runtime": "the card's memory ran out while serving",
+    "unbalanced": "another process uses memory of the card",
+    "kernel": "CUDA, the driver or a kernel does not support this card",
+    "gpu_fault": "the GPU or a kernel on it failed",
+    "flag": "SGLang rejects a flag",
+    "model_missing": "the model or its tokenizer is not found, or not known to this release",
+    "hub_refused": "the hub refuses access to the model",
+    "hub_unreachable": "the hub is unreachable",
+    "port": "a port is in use",
+    "host_memory": "the node ran out of host memory",
+    "nccl": "the GPUs lost each other (NCCL)",
+    "disk_full": "a disk is full",
+    "watchdog": "the engine hung and its own watchdog stopped it",
+    "killed": "the engine was killed from outside",
+    "unknown": "the engine failed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomFigures:
-    """What torch says when an allocation fails, in GiB; None where a wording lacks it."""
+    """Figures that torch prints when an allocation fails; None where its wording lacks one."""
 
     tried_gib: float | None
     free_gib: float | None
     total_gib: float | None
     others_gib: float
-    """Held by other processes on the card."""
+    """Used by other processes on the card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why an engine ended."""
+    """The cause of an engine's failure."""
 
     kind: CauseKind
     stage: LaunchStage
-    """How far the launch had come."""
+    """The stage that the launch had reached."""
     summary: str
     evidence: tuple[str, ...]
     oom: OomFigures | None = None
@@ -64,11 +114,19 @@ class Cause:
     """The flag that was refused, without dashes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line and how far the rank that wrote it had come."""
+
+    text: str
+    stage: LaunchStage
+
+
 # -- figures
 
 
 def figures(log: str) -> LogReadings | None:
-    """The figures of the log's last launch; None when it printed none."""
+    """Return the figures of the log's last launch, or None where it printed none."""
     try:
         return readings(last_launch(log))
     except PlanError:
@@ -76,7 +134,7 @@ def figures(log: str) -> LogReadings | None:
 
 
 def last_launch(log: str) -> str:
-    """The log from the last start on."""
+    """Return the log from the last launch on."""
     mark = log.rfind(f"\n{LAUNCH_MARK}")
     return log[mark + 1 :] if mark >= 0 else log
 
@@ -85,17 +143,17 @@ def last_launch(log: str) -> str:
 
 
 def failure_cause(log: str, *, status: int | None = None, kernel_kills: int = 0) -> Cause:
-    """The one cause of an engine's end.
+    """Return the one cause of an engine's failure.
 
-    `status` is the exit status of its process, 128 + n for signal n, None while it runs;
-    `kernel_kills` says how often the kernel killed for memory since the start.
+    `status` is the exit status of its process, 128 + n for signal n, or None while it runs.
+    `kernel_kills` counts the processes that the kernel has killed for memory since the launch.
     """
     lines = last_launch(log).splitlines()
     staged = list(_staged(lines))
-    found = _first_by_rank(staged)
-    if found is None:
-        return _without_words(staged, status, kernel_kills)
-    at, kind = found
+    match = _strongest(staged)
+    if match is None:
+        return _cause_by_status(staged, status, kernel_kills)
+    at, kind = match
     stage = staged[at].stage
     oom = _oom_near(lines, at)
     kind = _refined(kind, stage, oom, lines, at)
@@ -111,11 +169,11 @@ def failure_cause(log: str, *, status: int | None = None, kernel_kills: int = 0)
     )
 
 
-def _first_by_rank(staged: "list[_Line]") -> tuple[int, CauseKind] | None:
-    """The first line of the strongest kind of cause behind the last sign of work.
+def _strongest(staged: list[_Line]) -> tuple[int, CauseKind] | None:
+    """Find the first line of the strongest cause after the last sign of work.
 
-    Another rank may still print a batch behind the error, so causes are sought a little before it
-    too; far before it they were survived, or were no failures.
+    Another rank may print a batch after the error, so a few lines before that are searched too.
+    Errors far before it were survived.
     """
     start = max(0, len(staged) - _MOST_LINES_READ_BACK)
     worked = max((i for i, line in enumerate(staged) if _WORKS.search(line.text)), default=start)
@@ -128,7 +186,7 @@ def _first_by_rank(staged: "list[_Line]") -> tuple[int, CauseKind] | None:
 
 
 def _match(
-    staged: "list[_Line]", begin: int, patterns: "tuple[Pattern, ...]"
+    staged: list[_Line], begin: int, patterns: tuple[Pattern, ...]
 ) -> tuple[int, CauseKind] | None:
     for kind, pattern in patterns:
         for at in range(begin, len(staged)):
@@ -141,40 +199,24 @@ def _match(
 # -- stages
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    text: str
-    stage: LaunchStage
-
-
-_RANK = re.compile(r"^\[[^\]]*?\b((?:DP\d+ )?(?:PP\d+ )?TP\d+)\b")
-_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d[^\]]*\]")
-_WORKS = re.compile(r"\b(?:Decode|Prefill) batch\b")
-
-
 def _staged(lines: list[str]) -> Iterator[_Line]:
-    """Each line with the stage of the rank that wrote it; a traceback belongs to the line above."""
+    """Yield each line with the stage of its rank; a traceback has the rank of the line above."""
     stages: dict[str, LaunchStage] = {}
     loads: dict[str, int] = {}
     rank = ""
     furthest: LaunchStage = "start"
     for text in lines:
-        found = _RANK.match(text)
-        if found:
-            rank = found[1]
+        prefix = _RANK.match(text)
+        if prefix:
+            rank = prefix[1]
         elif _STAMP.match(text):
             rank = ""
         stage = _next_stage(text, stages.get(rank, "start"), loads, rank)
         stages[rank] = stage
-        if _ORDER.index(stage) > _ORDER.index(furthest):
+        if _STAGES.index(stage) > _STAGES.index(furthest):
             furthest = stage
-        # The parent of ranks loads nothing itself: its lines stand where they are.
+        # The parent loads nothing itself: its lines have the stage of its furthest rank.
         yield _Line(text, furthest if stage == "start" else stage)
-
-
-_ORDER: tuple[LaunchStage, ...] = (
-    "start", "weights", "draft_weights", "pools", "capture", "ready", "serving",
-)  # fmt: skip
 
 
 def _next_stage(text: str, stage: LaunchStage, loads: dict[str, int], rank: str) -> LaunchStage:
@@ -190,18 +232,10 @@ def _next_stage(text: str, stage: LaunchStage, loads: dict[str, int], rank: str)
     return "serving" if _WORKS.search(text) else stage
 
 
-_POOL_LINE = re.compile(
-    r"(?:KV|Mamba) Cache is allocated|Memory pool end|Use sliding window memory"
-)
-_CAPTURE_BEGIN = re.compile(
-    r"Capture .*(?:cuda graph|CUDA graph|draft extend) begin", re.IGNORECASE
-)
-
-
 def _refined(
     kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, lines: list[str], at: int
 ) -> CauseKind:
-    """Memory that ran out is named by the stage that asked for it, or by who else holds it."""
+    """Attribute an out-of-memory error to the stage that allocated, or to other processes."""
     if kind == "graph_capture" and oom is None:
         kind = _inside_capture(lines[at : at + 12])
     if kind not in ("runtime", "graph_capture", "pool", "state_pool"):
@@ -221,7 +255,7 @@ def _refined(
 
 
 def _inside_capture(lines: list[str]) -> CauseKind:
-    """What stopped a capture: memory, unless the error says that the card cannot run the kernel."""
+    """Return the cause of a failed capture: memory, unless a kernel cannot run on the card."""
     for kind, pattern in CAUSES:
         if kind in ("kernel", "gpu_fault", "nccl") and any(map(pattern.search, lines)):
             return kind
@@ -241,28 +275,18 @@ def _others_hold_memory(lines: list[str], oom: OomFigures | None) -> bool:
 
 # -- figures of a failed allocation
 
-_SIZE = r"(\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB)"
-_TRIED = re.compile(rf"Tried to allocate {_SIZE}")
-_FREE_NEW = re.compile(rf"of which {_SIZE} is free")
-_FREE_OLD = re.compile(rf"; {_SIZE} free")
-_TOTAL_NEW = re.compile(rf"total capac(?:i)?ty of {_SIZE}")
-_TOTAL_OLD = re.compile(rf"{_SIZE} total capacity")
-_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
-_OURS = re.compile(rf"this process has {_SIZE} memory in use")
-_GIB_OF = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
-
 
 def _oom_near(lines: list[str], at: int) -> OomFigures | None:
-    """Figures from around the line at hand: the fullest wording of those that tell a size."""
+    """Return the figures near a line, from the most complete wording that has a size."""
     near = (lines[at], *lines[at + 1 : at + 12], *reversed(lines[max(0, at - 40) : at]))
-    told = [text for text in near if OOM.search(text) and _TRIED.search(text)]
-    whole = [text for text in told if _FREE_NEW.search(text) or _FREE_OLD.search(text)]
-    return _oom_figures((whole or told)[0]) if told else None
+    sized = [text for text in near if OOM.search(text) and _TRIED.search(text)]
+    complete = [text for text in sized if _FREE_NEW.search(text) or _FREE_OLD.search(text)]
+    return _oom_figures((complete or sized)[0]) if sized else None
 
 
 def _oom_figures(text: str) -> OomFigures:
-    processes = [_gib(found) for found in _OTHER.finditer(text)]
-    # In a container torch does not know itself among the card's processes: one of them is its own.
+    processes = [_gib(size) for size in _OTHER.finditer(text)]
+    # In a container torch lists itself among the other processes: the largest is its own.
     others = sum(processes) if _OURS.search(text) else sum(processes) - max(processes, default=0.0)
     return OomFigures(
         tried_gib=_size(text, _TRIED),
@@ -273,19 +297,19 @@ def _oom_figures(text: str) -> OomFigures:
 
 
 def _size(text: str, *patterns: re.Pattern[str]) -> float | None:
-    found = next((match for pattern in patterns if (match := pattern.search(text))), None)
-    return round(_gib(found), 4) if found else None
+    size = next((match for pattern in patterns if (match := pattern.search(text))), None)
+    return round(_gib(size), 4) if size else None
 
 
-def _gib(found: re.Match[str]) -> float:
-    return float(found[1]) * _GIB_OF[found[2]]
+def _gib(size: re.Match[str]) -> float:
+    return float(size[1]) * _GIB_OF[size[2]]
 
 
-# -- a flag that was refused
+# -- refused flags
 
 
 def _refused_flag(line: str) -> str | None:
-    """The flag that the argument parser refuses; what is refused for its value is told in full."""
+    """Return the flag that the argument parser rejects."""
     refused = re.search(r"(?:unrecognized arguments|ambiguous option|argument):? --?([\w-]+)", line)
     return refused[1] if refused else None
 
@@ -293,11 +317,11 @@ def _refused_flag(line: str) -> str | None:
 # -- words
 
 
-def _without_words(staged: "list[_Line]", status: int | None, kernel_kills: int) -> Cause:
-    """Nothing in the log names a cause: the exit status is all there is."""
+def _cause_by_status(staged: list[_Line], status: int | None, kernel_kills: int) -> Cause:
+    """Return the cause by the exit status, where nothing in the log names one."""
     stage = staged[-1].stage if staged else "start"
-    told = [line.text for line in staged if line.text.strip() and not SYMPTOM.search(line.text)]
-    evidence = tuple(_cut(text) for text in told[-3:])
+    lines = [line.text for line in staged if line.text.strip() and not SYMPTOM.search(line.text)]
+    evidence = tuple(_cut(text) for text in lines[-3:])
     if kernel_kills:
         kind: CauseKind = "host_memory"
     elif status in (128 + 9, 128 + 15, -9, -15):
@@ -312,31 +336,7 @@ def _without_words(staged: "list[_Line]", status: int | None, kernel_kills: int)
 def _silent_summary(kind: CauseKind, status: int | None) -> str:
     if kind == "host_memory":
         return "the kernel killed the engine for host memory"
-    return f"the engine ended without a word, with status {status}"
-
-
-_WORDS: dict[CauseKind, str] = {
-    "weights": "the weights do not fit on the card",
-    "draft_weights": "the draft's weights do not fit beside the model's",
-    "pool": "the memory fraction leaves nothing for the KV pool",
-    "state_pool": "the memory fraction leaves too few state slots",
-    "graph_capture": "memory ran out while CUDA graphs were captured",
-    "runtime": "the card's memory ran out while serving",
-    "unbalanced": "another process holds memory of the card",
-    "kernel": "CUDA, the driver or a kernel does not go with this card",
-    "gpu_fault": "the GPU or a kernel on it failed",
-    "flag": "SGLang refuses a flag",
-    "model_missing": "the model or its tokenizer is not found, or not known to this release",
-    "hub_refused": "the hub refuses access to the model",
-    "hub_unreachable": "the hub cannot be reached",
-    "port": "a port is taken",
-    "host_memory": "the machine's own memory ran out",
-    "nccl": "the GPUs lost each other (NCCL)",
-    "disk_full": "a disk is full",
-    "watchdog": "the engine was stuck and its own watchdog ended it",
-    "killed": "the engine was killed from outside",
-    "unknown": "the engine failed",
-}
+    return f"the engine exited with status {status} and logged no error"
 
 
 def _summary(kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, line: str) -> str:
@@ -346,7 +346,7 @@ def _summary(kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, line: 
         if oom.free_gib is not None and oom.total_gib is not None:
             parts.append(f"{oom.free_gib:g} of {oom.total_gib:g} GiB free")
         if oom.others_gib:
-            parts.append(f"{oom.others_gib:g} GiB held by others")
+            parts.append(f"{oom.others_gib:g} GiB used by others")
         return f"{words} ({', '.join(parts)})"
     if kind == "flag" and (hint := renaming_of(_refused_flag(line) or "")):
         return f"{words}: {hint}"
@@ -356,22 +356,15 @@ def _summary(kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, line: 
 
 
 def _bare(line: str) -> str:
-    """The line without its time stamp, short enough for one line of ours."""
+    """Return the line without its time stamp, cut to fit into one line of ours."""
     return _cut(_STAMP.sub("", line).strip())[:_MOST_QUOTED_CHARACTERS]
 
 
 def _evidence(lines: list[str], at: int) -> tuple[str, ...]:
-    """The last figure before the failure, the line that names it, and what followed."""
+    """Return the last figure before the failure, the line that names it, and what followed."""
     before = [text for text in lines[max(0, at - 200) : at] if _FIGURE.search(text)][-1:]
     after = [text for text in lines[at + 1 : at + 12] if text.strip() and not SYMPTOM.search(text)]
-    return tuple(_cut(text) for text in _capped([*before, lines[at], *after]))
-
-
-_FIGURE = re.compile(r"avail mem=|max_total_num_tokens=|Cache is allocated|#running-req")
-
-
-def _capped(lines: Iterable[str]) -> list[str]:
-    return list(lines)[:_MOST_EVIDENCE_LINES]
+    return tuple(_cut(text) for text in [*before, lines[at], *after][:_MOST_EVIDENCE_LINES])
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How the ranks of one launch divide the model."""
+"""The layout of a launch: how its ranks and pipeline stages divide the model."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from pipeline.planner.sglang.flags import LaunchFlags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How the ranks divide the model."""
+    """Sizes of the parallel groups of one launch."""
 
     tp_size: int
     pp_size: int
     micro_batches: int
-    """That go round the pipeline's stages: one for each, and the async depth."""
+    """Micro-batches in the pipeline at once: one per stage, and the async depth."""
     largest_micro_batch: int | None
-    """Requests of one; None where the running requests are shared out evenly."""
+    """Requests of one micro-batch; None divides the running requests evenly."""
     attention_dp_size: int
     attention_tp_size: int
     dcp_size: int
@@ -26,7 +26,7 @@ class Parallel:
 
 
 def parallel_of(flags: LaunchFlags) -> Parallel:
-    """The parallel layout; attention data parallelism only where it is switched on."""
+    """Return the layout; data parallelism divides attention only where it is switched on."""
     tp = max(flags.number("tp-size") or 1, 1)
     dp = max(flags.number("dp-size") or 1, 1)
     adp = dp if flags.has("enable-dp-attention") else 1
@@ -49,18 +49,18 @@ def parallel_of(flags: LaunchFlags) -> Parallel:
 
 
 def tensor_ranks_of(flags: LaunchFlags, num_gpus: int) -> int:
-    """Tensor-parallel ranks of one stage, if the launch takes all cards."""
+    """Return the tensor-parallel ranks of one stage of a launch on all cards."""
     return flags.number("tp-size") or max(num_gpus // (flags.number("pp-size") or 1), 1)
 
 
 def layout_name(flags: LaunchFlags, num_gpus: int = 1) -> str:
-    """How weights lie on the cards: 4, or 1-pp4."""
+    """Return the layout's name: tensor-parallel ranks, and stages if several (4, or 1-pp4)."""
     stages, ranks = flags.number("pp-size") or 1, tensor_ranks_of(flags, num_gpus)
     return f"{ranks}-pp{stages}" if stages > 1 else str(ranks)
 
 
 def no_overlap(flags: LaunchFlags) -> bool:
-    """Whether the scheduler waits for each step: a pipeline's always does.
+    """Return True where the scheduler waits for each step, as it always does in a pipeline.
 
     overrides.py: _pipeline_parallel_overlap_disable, 0.5.23.
     """
@@ -68,15 +68,18 @@ def no_overlap(flags: LaunchFlags) -> bool:
 
 
 def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage: the last ones take what is over. distributed/utils.py, 0.5.23."""
-    each, over = divmod(layers, stages)
-    return tuple(each + (stage >= stages - over) for stage in range(stages))
+    """Return the layers of each stage; the last ones get one more where it does not divide.
+
+    distributed/utils.py, 0.5.23.
+    """
+    each, remainder = divmod(layers, stages)
+    return tuple(each + (stage >= stages - remainder) for stage in range(stages))
 
 
 def largest_share(layers: int, model_layers: int, stages: int) -> float:
-    """The largest stage's part of `layers` that lie evenly among the model's.
+    """Return the largest stage's fraction of `layers`, spread evenly over the model's layers.
 
-    What every stage is priced by: states at the largest stage's share, tokens at the smallest pool
+    It limits every stage: states by the largest stage's share, tokens by the smallest pool
     (kv_cache_configurator.py: _handle_max_mamba_cache, _apply_token_constraints).
     """
     if stages == 1 or layers == 0:
@@ -88,7 +91,7 @@ def largest_share(layers: int, model_layers: int, stages: int) -> float:
 def requests_at_once(
     running_requests: int, stages: int, micro_batches: int, largest_micro_batch: int | None
 ) -> int:
-    """Of `max_running_requests`, those that its micro-batches take.
+    """Return how many of the running requests fit in the pipeline's micro-batches.
 
     scheduler.py: pp_max_micro_batch_size, get_num_allocatable_reqs.
     """

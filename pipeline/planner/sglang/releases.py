@@ -1,8 +1,7 @@
-"""What changed in which SGLang release: one table, read by the rest of the planner.
+"""SGLang's behaviour by release: one table, used by the rest of the planner.
 
-A rule is a field of `ReleaseRules`; a release is a row. Only this module and `launch_flags` know
-release numbers. Where two neighbouring releases were not both read, the older one's rule holds
-until the next release that was.
+A rule is a field of `ReleaseRules`, a release is a row. Only this module and `flags` know release
+numbers. A release whose source was not read has the rules of the nearest older one that was.
 """
 
 import re
@@ -15,13 +14,13 @@ Release = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseRules:
-    """How one release behaves. Every field names the SGLang file that it was read from."""
+    """Rules of one release. Each comment names the SGLang file that the rules below are from."""
 
     release: Release
     # mem_cache/kv_cache_configurator.py (older: model_executor/model_runner_kv_cache_mixin.py):
-    # what the verify states reserve, and for how many requests
+    # what is reserved for verify states, and for how many requests
     verify_reserve: Literal["all_requests_first", "joint", "joint_padded"]
-    # server_args.py, up to 0.5.13: MiB taken off the default fraction for EAGLE and STANDALONE
+    # server_args.py, up to 0.5.13: reserved in the default fraction for EAGLE and STANDALONE
     speculation_reserve_mib: int
     standalone_reserve_mib: int
     # managers/scheduler.py: init_model_worker
@@ -58,15 +57,15 @@ class ReleaseRules:
     v4_expert_scales_fp32: bool
     # pool_configurator.py: SWAChunkCap, later SWARequestCap
     swa_request_cap: bool
-    # pool_configurator.py: the scaled fp8 latent has its real price
+    # pool_configurator.py: the scaled fp8 latent is priced at its real size
     scaled_latent_priced: bool
-    # pool_configurator.py: layers that reuse a pick keep no index keys
+    # pool_configurator.py: layers that reuse another's selection keep no index keys
     shared_index_elided: bool
     # arg_groups/overrides.py: GLM's fp8 latent on compute capability 12.x is the scaled one
     glm_sm120_scaled_latent: bool
-    # logits_processor: one logits buffer a process instead of one a graph
+    # logits_processor: one logits buffer per process instead of one per graph
     shared_logits_buffer: bool
-    # 0.5.14 dropped the switch: speculation always overlaps
+    # SGLANG_ENABLE_SPEC_V2; without the switch, speculation always overlaps
     spec_v2_switch: bool
     label: str
 
@@ -169,9 +168,9 @@ _0_5_23 = _changed(
 
 _UNREAD = _changed(_0_5_10, (0, 0, 0), prefill_graphs="opt_in")
 
-# Architectures whose `forward` hands tensors from stage to stage, and those known whose does not:
+# Architectures whose `forward` passes tensors between stages, and those that are known not to:
 # `pp_proxy_tensors` in models/*.py, 0.5.23. Older releases were not read for it. Qwen3.5 runs in
-# stages since sglang#19670, and holds its own layers alone since sglang#21070 (2026-03).
+# stages since sglang#19670, and each stage loads only its own layers since sglang#21070 (2026-03).
 _STAGES_READ: Release = (0, 5, 23)
 _WITH_STAGES = frozenset(
     (
@@ -197,9 +196,9 @@ _TABLE = (
 NEWEST: Release = _0_5_23.release
 OLDEST: Release = _0_5_10.release
 
-# The day each wheel was built (file stamps inside the wheels; those of 0.5.11, 0.5.16, 0.5.18,
-# 0.5.20 and 0.5.22 are assumed to lie between their neighbours). A build of day D from the main
-# branch behaves as the first release built on D or later.
+# The day each wheel was built, by the file dates inside; 0.5.11, 0.5.16, 0.5.18, 0.5.20 and 0.5.22
+# are assumed to be between their neighbours. A build of day D from the main branch behaves like the
+# first release built on D or later.
 _BUILT: tuple[tuple[date, Release], ...] = (
     (date(2025, 4, 30), (0, 4, 6)),
     (date(2025, 8, 31), (0, 5, 1)),
@@ -223,17 +222,17 @@ _BUILT: tuple[tuple[date, Release], ...] = (
 
 
 def runs_in_stages(architecture: str, rules: ReleaseRules) -> bool:
-    """Whether the release is known to run the model with `--pp-size`."""
+    """Return True where the release is known to run the model with `--pp-size`."""
     return architecture in _WITH_STAGES and rules.release >= _STAGES_READ
 
 
 def no_stages(architecture: str, rules: ReleaseRules) -> bool:
-    """Whether the release is known to refuse it."""
+    """Return True where the release is known to refuse the model with `--pp-size`."""
     return architecture in _WITHOUT_STAGES and rules.release >= _STAGES_READ
 
 
 def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:
-    """The rules of a release, however it is written, and what had to be assumed."""
+    """Return the rules of a release, in any spelling, and what had to be assumed."""
     release, notes = _release_of(version)
     rules = next((row for row in reversed(_TABLE) if row.release <= release), _TABLE[0])
     label = ".".join(map(str, release))

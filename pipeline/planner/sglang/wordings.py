@@ -1,21 +1,21 @@
-"""What the causes of an engine's end look like in its log. Read by `launch_log` alone.
+"""Wordings of engine failures in logs, by cause. Used by `failures` alone.
 
-Wordings are those of SGLang 0.4.1 to 0.5.23, torch, NCCL, the hub's client and the kernel. A table
-is in order of strength: a row names the cause of what a row below it tells.
+They are those of SGLang 0.4.1 to 0.5.23, torch, NCCL, the hub's client and the Linux kernel. Tables
+are in order of strength: lines that match a row are symptoms where an earlier row matches too.
 """
 
 import re
 from typing import Literal
 
 CauseKind = Literal[
-    "weights",  # memory, by the stage that wanted it
+    "weights",  # out of memory, by the stage that allocated
     "draft_weights",
     "pool",
     "state_pool",
     "graph_capture",
     "runtime",
-    "unbalanced",  # another process holds memory of the card
-    "kernel",  # CUDA, driver or kernels do not go with the card
+    "unbalanced",  # another process uses memory of the card
+    "kernel",  # CUDA, driver or kernels do not support the card
     "gpu_fault",  # the card itself: ECC, Xid, illegal access
     "flag",
     "model_missing",
@@ -37,17 +37,18 @@ def _compiled(rows: tuple[tuple[CauseKind, tuple[str, ...]], ...]) -> tuple[Patt
     return tuple((kind, re.compile("|".join(wordings))) for kind, wordings in rows)
 
 
-OUT_OF_MEMORY = (
+_OUT_OF_MEMORY = (
     r"CUDA out of memory",
     r"OutOfMemoryError",
     r"CUDA error: out of memory",
     r"cudaErrorMemoryAllocation",
     r"CUBLAS_STATUS_ALLOC_FAILED",
-    r"CUDA_ERROR_OUT_OF_MEMORY",
+    r"CUDA_ERROR__OUT_OF_MEMORY",
 )
-OOM = re.compile("|".join(OUT_OF_MEMORY))
-"""A failed allocation on the card, whatever asked for it."""
+# A failed allocation on the card, whichever stage made it
+OOM = re.compile("|".join(_OUT_OF_MEMORY))
 
+# Lines about trouble that the engine survives
 HARMLESS = re.compile(
     "|".join(
         (
@@ -63,8 +64,7 @@ HARMLESS = re.compile(
         )
     )
 )
-"""Lines that tell of trouble which the engine survives."""
-
+# Lines that report only that something ended
 SYMPTOM = re.compile(
     "|".join(
         (
@@ -76,8 +76,6 @@ SYMPTOM = re.compile(
         )
     )
 )
-"""Lines that tell only that something ended."""
-
 _CAUSE_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
     ("unbalanced", (r"(?:RuntimeError|ValueError): The memory capacity is unbalanced",)),
     (
@@ -176,7 +174,7 @@ _CAUSE_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
     ),
     ("graph_capture", (r"Capture (?:\w+ )*(?:CUDA |cuda )?graph failed",)),
     ("graph_capture", (r"Fail when using backend: .* for prefill runner",)),
-    ("runtime", OUT_OF_MEMORY),
+    ("runtime", _OUT_OF_MEMORY),
     (
         "kernel",
         (
@@ -249,6 +247,7 @@ _CAUSE_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
 )
 CAUSES = _compiled(_CAUSE_ROWS)
 
+# Lines that report how an engine died; used where none reports why
 _DEATH_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
     (
         "host_memory",
@@ -260,9 +259,8 @@ _DEATH_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
         "gpu_fault",
         (r"exit code -(?:6|7|11)\b", r"Segmentation fault", r"Fatal Python error", r"Bus error"),
     ),
-    # An exception of the engine's that no row knows is still a better word than silence.
+    # An exception that no other row matches is still better than nothing.
     ("unknown", (r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b",)),
     ("unknown", (r"Scheduler hit an exception", r"scheduler died", r"scheduler is dead")),
 )
 DEATHS = _compiled(_DEATH_ROWS)
-"""Lines that tell how it died; asked where none tells why."""
