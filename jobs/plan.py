@@ -229,6 +229,7 @@ def _searched(options: argparse.Namespace) -> str:
     from pipeline.dataset.lengths import expected_lengths, longest_prompts
     from pipeline.planner.estimate.rate_output import search_json, search_text
     from pipeline.planner.rate.ranking import rated_search
+    from pipeline.planner.rate.search import SearchQuery
     from pipeline.run_file import (
         needed_context_tokens,
         output_limit_tokens,
@@ -259,12 +260,14 @@ def _searched(options: argparse.Namespace) -> str:
     )
     hardware = _hardware(options, run)
     search = rated_search(
-        model,
-        hardware,
+        SearchQuery(
+            model=model,
+            options=hardware,
+            limits=search_limits(run),
+            base=base,
+            version=run.planner.sglang_version,
+        ),
         load,
-        search_limits(run),
-        base=base,
-        version=run.planner.sglang_version,
         usd_per_gpu_hour=usd_per_gpu_hour(run, hardware, today=datetime.now(UTC).date()),
         most=options.most,
     )

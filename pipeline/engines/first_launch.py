@@ -13,7 +13,7 @@ from pipeline.engines.remedies import LadderBasis, PlanPrice, running_requests
 from pipeline.errors import PlanError
 from pipeline.planner.cards import gpu_of, speed_known
 from pipeline.planner.rate.ranking import Load, plan_tokens_per_s, ranking_rate
-from pipeline.planner.rate.search import Candidate, HardwareOption, best_plans
+from pipeline.planner.rate.search import Candidate, HardwareOption, SearchQuery, best_plans
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.run_file import (
@@ -79,17 +79,17 @@ def first_launch(
         if calibration is not None and not base.has("tp-size"):
             # What was measured holds for one layout alone.
             base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
-        load = run_load(config)
         found = best_plans(
-            setting.model,
-            (HardwareOption(gpu=setting.gpu, count=setting.num_gpus),),
+            SearchQuery(
+                model=setting.model,
+                options=(HardwareOption(gpu=setting.gpu, count=setting.num_gpus),),
+                limits=search_limits(config),
+                base=base,
+                version=setting.version,
+                calibrations={setting.gpu.name: calibration} if calibration else {},
+            ),
             setting.lengths,
-            search_limits(config),
-            base=base,
-            version=setting.version,
-            output_tokens_cv=load.lengths.summary.cv,
-            calibrations={setting.gpu.name: calibration} if calibration else None,
-            rank=partial(_of_one_engine, load=load),
+            rank=partial(_of_one_engine, load=run_load(config)),
             most=1,
         )
     except PlanError as error:

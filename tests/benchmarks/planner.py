@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
-from pipeline.planner.rate.search import HardwareOption, SearchLimits, best_plans
+from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery, best_plans
 from pipeline.planner.sglang.flags import parse_launch_line
 
 _TRIES = 5
@@ -25,10 +25,11 @@ def main() -> int:
     flags, base = parse_launch_line(line.split()), parse_launch_line(["--model-path", _MODEL])
     options = (HardwareOption(gpu=gpu, count=4),)
     limits = SearchLimits(kv_dtype=True, state_dtype=True)
+    query = SearchQuery(model=model, options=options, limits=limits, base=base)
     lengths = ExpectedLengths(prompt_tokens=300, output_tokens=6000)
     help_command = [sys.executable, "-m", "jobs.plan", "--help"]
     _report("plan with advice", lambda: explain_launch(model, gpu, flags, version="0.5.12"))
-    _report("search", lambda: best_plans(model, options, lengths, limits, base=base))
+    _report("search", lambda: best_plans(query, lengths))
     _report(
         "--help",
         lambda: subprocess.run(help_command, check=True, capture_output=True),

@@ -26,9 +26,9 @@ from pipeline.planner.estimate.job_time import (
 )
 from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.contexts import p99_of_summed_contexts
-from pipeline.planner.rate.errors import RateGroup, rate_spreads
+from pipeline.planner.rate.errors import RateEvidence, RateGroup, rate_spreads
 from pipeline.planner.rate.ranking import Load, RatedPlan, RatedSearch, rated_search
-from pipeline.planner.rate.search import HardwareOption, SearchLimits
+from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery
 from pipeline.planner.rate.step_time import decode_step
 from pipeline.planner.rate.throughput import Workload, log_band, pair_is_measured, rate_at
 from pipeline.planner.sglang.flags import LaunchFlags
@@ -154,10 +154,15 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
 
 def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
     """Find the best plan for one kind of card and its rate. Raises PlanError where none fits."""
-    search = rated_search(
-        query.model, (group.hardware,), query.load, query.limits, base=query.base,
-        version=query.version, calibrations=query.calibrations, most=1,
-    )  # fmt: skip
+    question = SearchQuery(
+        model=query.model,
+        options=(group.hardware,),
+        limits=query.limits,
+        base=query.base,
+        version=query.version,
+        calibrations=query.calibrations,
+    )
+    search = rated_search(question, query.load, most=1)
     best = search.plans[0]
     return RatedGroup(group=group, search=search, rate=_rate_group(query, best))
 
@@ -177,14 +182,16 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
         small_step_s=_alone_s(query, best),
         load_s=best.found.plan.weights_bytes * gpus / query.storage_bytes_per_s,
         spreads=rate_spreads(
-            replica.rate_class,
-            pair_measured=pair_is_measured(query.model, replica.gpu),
-            cap_logged=calibrated,
-            accept_length=standing.rate.accept_length if speculative else None,
-            accept_measured=measured_accept is not None,
-            release=best.found.plan.release_profile,
-            release_measured=query.release_known,
-            stages=replica.ranks.pp_size,
+            RateEvidence(
+                rate_class=replica.rate_class,
+                pair_measured=pair_is_measured(query.model, replica.gpu),
+                cap_logged=calibrated,
+                accept_length=standing.rate.accept_length if speculative else None,
+                accept_measured=measured_accept is not None,
+                release=best.found.plan.release_profile,
+                release_measured=query.release_known,
+                stages=replica.ranks.pp_size,
+            )
         ),
         elasticity_to_length=_elasticity(query, best),
     )

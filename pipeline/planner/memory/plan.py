@@ -26,6 +26,7 @@ class ExpectedLengths:
 
     prompt_tokens: int = 512
     output_tokens: int = 7680
+    output_tokens_cv: float = 0.5
     context_tokens: float | None = None
     """Mean over the running requests, where the lengths' spread is known."""
     output_limit_tokens: int | None = None

@@ -72,21 +72,24 @@ def rate_class_of(model: ModelFacts) -> RateClass:
     return "bf16 experts" if moe else "bf16 dense"
 
 
-def rate_spreads(
-    rate_class: RateClass,
-    *,
-    pair_measured: bool,
-    cap_logged: bool,
-    accept_length: float | None,
-    accept_measured: bool,
-    release: str,
-    release_measured: bool,
-    stages: int = 1,
-    class_errors: Mapping[RateClass, ClassError] = CLASS_ERRORS,
-) -> tuple[Spread, ...]:
-    """All that may make the rate another. `accept_length` is None where MTP is off."""
-    spreads = [_model_error(rate_class, class_errors[rate_class], pair_measured)]
-    if not cap_logged:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateEvidence:
+    """What a predicted rate rests on. `accept_length` is None where MTP is off."""
+
+    rate_class: RateClass
+    pair_measured: bool
+    cap_logged: bool
+    accept_length: float | None
+    accept_measured: bool
+    release: str
+    release_measured: bool
+    stages: int
+
+
+def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
+    """List the reasons why the measured rate may differ from the predicted one."""
+    spreads = [_model_error(evidence)]
+    if not evidence.cap_logged:
         spreads.append(
             Spread(
                 name="running requests",
@@ -96,31 +99,31 @@ def rate_spreads(
                 log_sd=RUNNING_REQUESTS_SD,
             )
         )
-    if accept_length is not None and not accept_measured:
+    if evidence.accept_length is not None and not evidence.accept_measured:
         spreads.append(
             Spread(
                 name="accept length",
-                value=f"{accept_length:g} ± 12 %",
+                value=f"{evidence.accept_length:g} ± 12 %",
                 source="assumed: thinking at temperature 1, 3 draft steps",
                 measure="the accept length that the engine logs, over 15 minutes of these prompts",
                 log_sd=ACCEPT_LENGTH_SD,
             )
         )
-    if stages > 1:
+    if evidence.stages > 1:
         spreads.append(
             Spread(
                 name="pipeline stages",
-                value=f"{stages} stages ± {100 * PIPELINE_SD:.0f} %",
+                value=f"{evidence.stages} stages ± {100 * PIPELINE_SD:.0f} %",
                 source="assumed: no reading with stages is among those fitted to",
                 measure="15 minutes of the run with these stages, and without them",
                 log_sd=PIPELINE_SD,
             )
         )
-    if not release_measured:
+    if not evidence.release_measured:
         spreads.append(
             Spread(
                 name="engine release",
-                value=release,
+                value=evidence.release,
                 source="assumed: no reading of this release is among those fitted to",
                 measure="15 minutes of the run on this release",
                 log_sd=RELEASE_SD,
@@ -129,11 +132,12 @@ def rate_spreads(
     return tuple(spreads)
 
 
-def _model_error(rate_class: RateClass, error: ClassError, pair_measured: bool) -> Spread:
-    log_sd = error.log_sd * (1.0 if pair_measured else UNMEASURED_PAIR)
+def _model_error(evidence: RateEvidence) -> Spread:
+    error = CLASS_ERRORS[evidence.rate_class]
+    log_sd = error.log_sd * (1.0 if evidence.pair_measured else UNMEASURED_PAIR)
     return Spread(
         name="rate model",
-        value=f"{rate_class}, ± {100 * log_sd:.0f} %",
+        value=f"{evidence.rate_class}, ± {100 * log_sd:.0f} %",
         source=f"fitted: residuals of {error.readings} readings of this class",
         measure="15 minutes on the target card at the target running requests",
         log_sd=log_sd,

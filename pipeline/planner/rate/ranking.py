@@ -18,16 +18,15 @@ from pipeline.planner.rate.running import Resident, occupancy, resident
 from pipeline.planner.rate.search import (
     Candidate,
     FoundPlan,
-    HardwareOption,
-    SearchLimits,
+    SearchQuery,
     best_candidates,
     planned,
 )
 from pipeline.planner.rate.throughput import Workload, chained_accept_length, rate_at
-from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
+from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.layout import parallel_of, requests_at_once
 from schemas.estimate import RateCurve, RatePoint
-from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts, NoSpeculation
+from schemas.plan import Gpu, LaunchPlan, ModelFacts, NoSpeculation
 
 _HIGHEST_BREAK_EVEN = 4096
 # One standard deviation down.
@@ -58,6 +57,7 @@ class Load:
         return ExpectedLengths(
             prompt_tokens=round(self.prompt_tokens_mean),
             output_tokens=max(round(self.lengths.summary.mean_tokens), 1),
+            output_tokens_cv=self.lengths.summary.cv,
             context_tokens=self.workload().context_tokens(),
             output_limit_tokens=self.lengths.summary.limit_tokens,
         )
@@ -93,20 +93,18 @@ class RatedSearch:
 
 
 def rated_search(
-    model: ModelFacts,
-    options: tuple[HardwareOption, ...],
+    query: SearchQuery,
     load: Load,
-    limits: SearchLimits,
     *,
-    base: LaunchFlags,
-    version: str | None = None,
-    calibrations: Mapping[str, Calibration] | None = None,
     usd_per_gpu_hour: Mapping[str, float] | None = None,
     most: int = 10,
 ) -> RatedSearch:
-    """The fastest plan of each shape; for each dollar where every option has a price."""
+    """Rank the fastest plan of each shape, per dollar where every option has a price.
+
+    Raises PlanError where no plan fits.
+    """
     prices = usd_per_gpu_hour or {}
-    priced = all(prices.get(option.gpu.name) for option in options)
+    priced = all(prices.get(option.gpu.name) for option in query.options)
 
     def rank(candidate: Candidate) -> float:
         option = candidate.hardware
@@ -114,20 +112,17 @@ def rated_search(
         return rate / (option.count * prices[option.gpu.name]) if priced else rate
 
     lengths = load.expected()
-    candidates = best_candidates(
-        model, options, lengths, limits, base=base, version=version,
-        output_tokens_cv=load.lengths.summary.cv, calibrations=calibrations, rank=rank,
-    )  # fmt: skip
+    candidates = best_candidates(query, lengths, rank=rank)
     plans: list[RatedPlan] = []
     for candidate in candidates:
-        found = planned(candidate, lengths, version)
+        found = planned(candidate, lengths, query.version)
         if found is not None:
-            searched = not base.has("max-running-requests")
+            searched = not query.base.has("max-running-requests")
             plans.append(_rated(found, load, prices, limit_is_memory=searched))
         if len(plans) == most:
             break
     if not plans:
-        raise PlanError(f"no plan fits {model.name} once its requests are held to what runs")
+        raise PlanError(f"no plan fits {query.model.name} once its requests are held to what runs")
     curves, break_even = _mtp_beside_none(candidates, plans[0], load)
     return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
 

@@ -6,7 +6,7 @@ tokens a second for each dollar where `rated_plans` asks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from pipeline.errors import PlanError
@@ -90,6 +90,21 @@ class FoundPlan:
     requests_in_all: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchQuery:
+    """A model, the cards that it may run on, and the flags that every plan keeps.
+
+    `calibrations` are by the name of the card; a launch of another layout ignores them.
+    """
+
+    model: ModelFacts
+    options: tuple[HardwareOption, ...]
+    limits: SearchLimits
+    base: LaunchFlags
+    version: str | None = None
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+
+
 Rank = Callable[[Candidate], float]
 
 
@@ -99,26 +114,16 @@ def running_requests_in_all(candidate: Candidate) -> float:
 
 
 def best_plans(
-    model: ModelFacts,
-    options: tuple[HardwareOption, ...],
+    query: SearchQuery,
     lengths: ExpectedLengths,
-    limits: SearchLimits,
     *,
-    base: LaunchFlags,
-    version: str | None = None,
-    output_tokens_cv: float = 0.5,
-    calibrations: Mapping[str, Calibration] | None = None,
     rank: Rank = running_requests_in_all,
     most: int = 10,
 ) -> tuple[FoundPlan, ...]:
-    """The best launch of each shape that fits, best first."""
-    found = best_candidates(
-        model, options, lengths, limits, base=base, version=version,
-        output_tokens_cv=output_tokens_cv, calibrations=calibrations, rank=rank,
-    )  # fmt: skip
+    """Return the best launch of each shape that fits, best first. Raises PlanError for none."""
     plans = []
-    for candidate in found:
-        plan = planned(candidate, lengths, version)
+    for candidate in best_candidates(query, lengths, rank=rank):
+        plan = planned(candidate, lengths, query.version)
         if plan is not None:
             plans.append(plan)
         if len(plans) == most:
@@ -127,55 +132,35 @@ def best_plans(
 
 
 def best_candidates(
-    model: ModelFacts,
-    options: tuple[HardwareOption, ...],
-    lengths: ExpectedLengths,
-    limits: SearchLimits,
-    *,
-    base: LaunchFlags,
-    version: str | None = None,
-    output_tokens_cv: float = 0.5,
-    calibrations: Mapping[str, Calibration] | None = None,
-    rank: Rank = running_requests_in_all,
+    query: SearchQuery, lengths: ExpectedLengths, *, rank: Rank = running_requests_in_all
 ) -> tuple[Candidate, ...]:
-    """The best of each shape that fits, best first; PlanError where none does."""
+    """Return the best candidate of each shape that fits, best first. Raises PlanError for none."""
+    model = query.model
     if lengths.total_tokens() > model.context_length:
         raise PlanError(
             f"lengths: {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens "
             f"are more than the {model.context_length} that {model.name} holds"
         )
-    context = _context_length(model, lengths, output_tokens_cv)
-    found: list[tuple[float, Candidate]] = []
-    for option in options:
-        measured = (calibrations or {}).get(option.gpu.name)
-        for shape in _shapes(model, option, limits, base, version):
-            is_alike = measured is not None and fits_layout(measured, base.changed(shape))
-            calibration = measured if is_alike else None
-            candidate = _best_of_shape(
-                model, option, shape, lengths, base, context, version, calibration
-            )
-            if candidate is not None:
-                found.append((rank(candidate), candidate))
-    if not found:
-        reasons = "; ".join(_why_not(model, option, lengths, base, version) for option in options)
+    ranked = [
+        (rank(candidate), candidate)
+        for shape in _all_shapes(query, lengths)
+        if (candidate := _best_of_shape(shape)) is not None
+    ]
+    if not ranked:
+        reasons = "; ".join(_why_not(query, option, lengths) for option in query.options)
         raise PlanError(f"no plan fits {model.name} on {reasons}")
     # Equal figures: the plan with fewer flags, then the one with more tokens to spare.
-    found.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
-    return tuple(candidate for _, candidate in found)
+    ranked.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
+    return tuple(candidate for _, candidate in ranked)
 
 
-def _why_not(
-    model: ModelFacts,
-    option: HardwareOption,
-    lengths: ExpectedLengths,
-    base: LaunchFlags,
-    version: str | None,
-) -> str:
-    """The option, and where its plainest launch on the most ranks ends."""
+def _why_not(query: SearchQuery, option: HardwareOption, lengths: ExpectedLengths) -> str:
+    """Name the option, and where its plainest launch on the most ranks fails."""
+    model, base = query.model, query.base
     ranks = max(tp for tp in tensor_ranks(model) if tp <= option.count)
     plain = {"tp-size": str(ranks), **fraction_change(_FRACTIONS[0])}
     line = base.changed({name: value for name, value in plain.items() if not base.has(name)})
-    plan = plan_launch(model, option.gpu, line, version=version, lengths=lengths)
+    plan = plan_launch(model, option.gpu, line, version=query.version, lengths=lengths)
     name = f"{_named(option)} at TP {line.number('tp-size')}"
     if isinstance(plan, LaunchPlan) and plan.stage is not None:
         return f"{name}: {plan.stage.replace('_', ' ')}: {plan.message}"
@@ -190,17 +175,6 @@ def _named(option: HardwareOption) -> str:
 
 def _tokens(candidate: Candidate) -> int:
     return candidate.sized.pool.tokens
-
-
-def _context_length(model: ModelFacts, lengths: ExpectedLengths, cv: float) -> int:
-    tail = lengths.output_tokens * (1 + _TAIL_DEVIATIONS * cv)
-    prompt = 2 * lengths.prompt_tokens
-    if lengths.output_limit_tokens is not None:
-        tail = lengths.output_limit_tokens
-        prompt = max(2 * prompt, _LONG_PROMPT_TOKENS)
-    wanted = int(prompt + tail)
-    rounded = -(-wanted // 1024) * 1024
-    return min(max(rounded, 4096), model.context_length)
 
 
 # --- what is tried ----------------------------------------------------------------------------
@@ -316,81 +290,108 @@ def _dtype_choices(model: ModelFacts, limits: SearchLimits, base: LaunchFlags) -
 # --- trying one shape -------------------------------------------------------------------------
 
 
-def _best_of_shape(
-    model: ModelFacts,
-    option: HardwareOption,
-    shape: Changes,
-    lengths: ExpectedLengths,
-    base: LaunchFlags,
-    context: int,
-    version: str | None,
-    calibration: Calibration | None,
-) -> Candidate | None:
-    """The most requests that this shape runs, over chunks, requests and fractions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """A launch on one kind of card, but for the fraction, the chunk and the request limit."""
 
-    def tried(chunk: str, requests: int) -> Candidate | None:
-        wanted: Changes = {
-            "context-length": str(context),
-            "chunked-prefill-size": chunk,
-            "max-running-requests": str(requests),
-        }
-        kept = {name: value for name, value in wanted.items() if not base.has(name)}
-        line = base.changed({**kept, **shape})
-        return _highest_fraction(model, option, line, lengths, version, calibration)
+    query: SearchQuery
+    lengths: ExpectedLengths
+    option: HardwareOption
+    changes: Changes
+    calibration: Calibration | None
 
-    limits = _request_limits(base, shape, model)
-    chunks = _CHUNKS[:1] if base.has("chunked-prefill-size") else _CHUNKS
-    found = [(tried(chunk, limit), limit) for chunk in chunks for limit in limits]
-    fitting = [(candidate, limit) for candidate, limit in found if candidate is not None]
+
+def _all_shapes(query: SearchQuery, lengths: ExpectedLengths) -> Iterator[_Shape]:
+    for option in query.options:
+        measured = query.calibrations.get(option.gpu.name)
+        for changes in _shapes(query.model, option, query.limits, query.base, query.version):
+            is_alike = measured is not None and fits_layout(measured, query.base.changed(changes))
+            yield _Shape(
+                query=query,
+                lengths=lengths,
+                option=option,
+                changes=changes,
+                calibration=measured if is_alike else None,
+            )
+
+
+def _best_of_shape(shape: _Shape) -> Candidate | None:
+    """Find the chunk, request limit and fraction with which the shape runs the most requests."""
+    limits = _request_limits(shape)
+    chunks = _CHUNKS[:1] if shape.query.base.has("chunked-prefill-size") else _CHUNKS
+    outcomes = [(_with_limits(shape, chunk, limit), limit) for chunk in chunks for limit in limits]
+    fitting = [(candidate, limit) for candidate, limit in outcomes if candidate is not None]
     if not fitting:
         return None
     best, limit = max(fitting, key=lambda pair: pair[0].requests_a_replica)
-    if len(limits) == 1:
-        return best
+    return best if len(limits) == 1 else _with_finer_limit(shape, best, limit)
+
+
+def _with_finer_limit(shape: _Shape, best: Candidate, limit: int) -> Candidate:
+    """Try request limits around the best one, then halve the gap to what runs.
+
+    Memory reserved for requests that never run is taken from those that do.
+    """
     chunk = best.launch.flags.text("chunked-prefill-size")
     for factor in _BETWEEN:
-        other = tried(chunk, int(limit * factor))
+        other = _with_limits(shape, chunk, int(limit * factor))
         if other is not None and other.requests_a_replica > best.requests_a_replica:
             best, limit = other, int(limit * factor)
-    # Memory set aside for more requests than run is missing to those that do: halve the gap.
     while limit - best.requests_a_replica > max(1, limit // 50):
         limit = (limit + best.requests_a_replica) // 2
-        other = tried(chunk, limit)
+        other = _with_limits(shape, chunk, limit)
         if other is None or other.requests_a_replica <= best.requests_a_replica:
             break
         best = other
     return best
 
 
-def _request_limits(base: LaunchFlags, shape: Changes, model: ModelFacts) -> tuple[int, ...]:
-    """The limit only matters where states are reserved for it."""
+def _request_limits(shape: _Shape) -> tuple[int, ...]:
+    """List the limits to try: one, unless state memory is reserved by the limit."""
+    base, model = shape.query.base, shape.query.model
     reserving = ("disable-radix-cache", "speculative-algorithm")
     reserved = isinstance(model.state, LinearState) and any(
-        flag in shape or base.has(flag) for flag in reserving
+        flag in shape.changes or base.has(flag) for flag in reserving
     )
     if base.has("max-running-requests") or not reserved:
         return _REQUESTS[:1]
     return _REQUESTS
 
 
-def _highest_fraction(
-    model: ModelFacts,
-    option: HardwareOption,
-    flags: LaunchFlags,
-    lengths: ExpectedLengths,
-    version: str | None,
-    calibration: Calibration | None,
-) -> Candidate | None:
+def _with_limits(shape: _Shape, chunk: str, requests: int) -> Candidate | None:
+    base = shape.query.base
+    wanted: Changes = {
+        "context-length": str(_context_length(shape.query.model, shape.lengths)),
+        "chunked-prefill-size": chunk,
+        "max-running-requests": str(requests),
+    }
+    open_flags = {name: value for name, value in wanted.items() if not base.has(name)}
+    return _highest_fraction(shape, base.changed({**open_flags, **shape.changes}))
+
+
+def _context_length(model: ModelFacts, lengths: ExpectedLengths) -> int:
+    """Return the longest request to plan for, in whole KiB of tokens."""
+    tail = lengths.output_tokens * (1 + _TAIL_DEVIATIONS * lengths.output_tokens_cv)
+    prompt = 2 * lengths.prompt_tokens
+    if lengths.output_limit_tokens is not None:
+        tail = lengths.output_limit_tokens
+        prompt = max(2 * prompt, _LONG_PROMPT_TOKENS)
+    rounded = -(-int(prompt + tail) // 1024) * 1024
+    return min(max(rounded, 4096), model.context_length)
+
+
+def _highest_fraction(shape: _Shape, flags: LaunchFlags) -> Candidate | None:
+    rules, _ = rules_for(shape.query.version)
     fractions = (None,) if flags.has("mem-fraction-static") else _FRACTIONS
     for fraction in fractions:
         line = flags if fraction is None else flags.changed(fraction_change(fraction))
-        launch = _launch(model, option, line, version, calibration)
-        if launch is None:
+        launch = resolve_launch(shape.query.model, shape.option.gpu, line, rules, shape.calibration)
+        if isinstance(launch, RefusedLaunch):
             return None
         sized = assess(launch)
         if not isinstance(sized, Sized) or judgement(launch, sized).verdict != "fits":
             continue
-        return _candidate(option, launch, sized, lengths)
+        return _candidate(shape.option, launch, sized, shape.lengths)
     return None
 
 
@@ -409,22 +410,10 @@ def _candidate(
     )
 
 
-def _launch(
-    model: ModelFacts,
-    option: HardwareOption,
-    flags: LaunchFlags,
-    version: str | None,
-    calibration: Calibration | None,
-) -> ResolvedLaunch | None:
-    rules, _ = rules_for(version)
-    launch = resolve_launch(model, option.gpu, flags, rules, calibration)
-    return None if isinstance(launch, RefusedLaunch) else launch
-
-
 def planned(
     candidate: Candidate, lengths: ExpectedLengths, version: str | None
 ) -> FoundPlan | None:
-    """The candidate as form 1 sees it, with the request limit that the lengths bear."""
+    """Plan the candidate with the request limit that its memory allows, if that fits."""
     launch = candidate.launch
     flags = launch.flags.changed({"max-running-requests": str(candidate.requests_a_replica)})
     for line in (flags, launch.flags):
@@ -434,26 +423,24 @@ def planned(
         )  # fmt: skip
         if not isinstance(plan, LaunchPlan) or plan.verdict != "fits":
             continue
-        held = _held(candidate, line, lengths, version)
-        if held is not None:
+        limited = _with_flags(candidate, line, lengths)
+        if limited is not None:
             return FoundPlan(
                 plan=plan,
-                candidate=held,
+                candidate=limited,
                 hardware=candidate.hardware,
                 replicas=candidate.replicas,
-                requests_in_all=candidate.replicas * held.requests_a_replica,
+                requests_in_all=candidate.replicas * limited.requests_a_replica,
             )
     return None
 
 
-def _held(
-    candidate: Candidate, flags: LaunchFlags, lengths: ExpectedLengths, version: str | None
+def _with_flags(
+    candidate: Candidate, flags: LaunchFlags, lengths: ExpectedLengths
 ) -> Candidate | None:
-    """The candidate again under other flags."""
-    launch = _launch(
-        candidate.launch.model, candidate.hardware, flags, version, candidate.launch.calibration
-    )
-    sized = assess(launch) if launch else None
-    if launch is None or not isinstance(sized, Sized):
+    old = candidate.launch
+    launch = resolve_launch(old.model, old.gpu, flags, old.rules, old.calibration)
+    sized = assess(launch) if isinstance(launch, ResolvedLaunch) else None
+    if isinstance(launch, RefusedLaunch) or not isinstance(sized, Sized):
         return None
     return _candidate(candidate.hardware, launch, sized, lengths)

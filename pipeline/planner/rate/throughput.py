@@ -12,7 +12,7 @@ requests can run is the planner's question.
 import math
 from dataclasses import dataclass
 
-from pipeline.planner.rate.errors import RateClass, rate_spreads
+from pipeline.planner.rate.errors import RateClass, RateEvidence, rate_spreads
 from pipeline.planner.rate.kernels import FITTED_PAIRS
 from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.stages import prefill_taken_s
@@ -74,8 +74,8 @@ def rate_at(
     prefill = taken_by_a_prompt_s(replica, running_requests, workload, step.step_s(), kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
-    spreads = rate_spreads(
-        replica.rate_class,
+    evidence = RateEvidence(
+        rate_class=replica.rate_class,
         pair_measured=pair_is_measured(replica.model, replica.gpu),
         cap_logged=True,
         accept_length=kept if speculative else None,
@@ -84,7 +84,7 @@ def rate_at(
         release_measured=release_measured,
         stages=replica.ranks.pp_size,
     )
-    sd = math.sqrt(sum(spread.log_sd**2 for spread in spreads))
+    sd = math.sqrt(sum(spread.log_sd**2 for spread in rate_spreads(evidence)))
     return Rate(
         running_requests=running_requests,
         step=step,

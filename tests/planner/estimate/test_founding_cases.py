@@ -9,7 +9,7 @@ from pipeline.planner.lengths.lengths import output_lengths
 from pipeline.planner.memory.sizing import Sized, assess
 from pipeline.planner.rate.point import PointQuery, rate_at_point
 from pipeline.planner.rate.ranking import Load, RatedSearch, rated_search
-from pipeline.planner.rate.search import HardwareOption, SearchLimits
+from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery
 from pipeline.planner.rate.throughput import Rate
 from pipeline.planner.sglang.flags import parse_launch_line
 from schemas.plan import ModelFacts
@@ -43,9 +43,14 @@ def search(
         prompt_tokens_mean=512, lengths=output_lengths(MEAN_TOKENS, 1.2, 32_768, "founding")
     )
     return rated_search(
-        facts(name), (HardwareOption(gpu=gpu_named(gpu), count=count),), load,
-        limits or SearchLimits(), base=parse_launch_line([*line.split(), "--model-path", name]),
-    )  # fmt: skip
+        SearchQuery(
+            model=facts(name),
+            options=(HardwareOption(gpu=gpu_named(gpu), count=count),),
+            limits=limits or SearchLimits(),
+            base=parse_launch_line([*line.split(), "--model-path", name]),
+        ),
+        load,
+    )
 
 
 def days(found: RatedSearch, place: int = 0) -> float:

@@ -22,7 +22,7 @@ from pipeline.planner.estimate.job_time import (
 )
 from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
 from pipeline.planner.lengths.shapes import LengthShape, moment, sampled_length
-from pipeline.planner.rate.errors import RateGroup, Spread, rate_spreads
+from pipeline.planner.rate.errors import RateEvidence, RateGroup, Spread, rate_spreads
 from schemas.estimate import Band
 
 ALWAYS = Band(p10=1, p50=1, p90=1)
@@ -178,10 +178,11 @@ def test_a_heavy_tail_keeps_the_standard_deviation() -> None:
 def test_a_dry_run_of_a_dense_bf16_model_is_wide_by_two() -> None:
     # 0.19 rate model, 0.15 running requests, 0.10 release and length, 0.03 availability:
     # root of the sum of squares 0.28, e^(2 x 1.28 x 0.28) = 2.0
-    spreads = rate_spreads(
-        "bf16 dense", pair_measured=False, cap_logged=False, accept_length=None,
-        accept_measured=False, release="0.5.23", release_measured=False,
+    evidence = RateEvidence(
+        rate_class="bf16 dense", pair_measured=False, cap_logged=False, accept_length=None,
+        accept_measured=False, release="0.5.23", release_measured=False, stages=1,
     )  # fmt: skip
+    spreads = rate_spreads(evidence)
     lengths = output_lengths(2529, 1.2, 32_768, "bench")
     found = job_time(whole_job(902_087, lengths), [group(spreads=spreads)])
     assert found.days.p90 / found.days.p10 == pytest.approx(1.95, abs=0.15)

@@ -11,6 +11,7 @@ from pipeline.planner.rate.search import (
     FoundPlan,
     HardwareOption,
     SearchLimits,
+    SearchQuery,
     best_plans,
 )
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
@@ -31,11 +32,18 @@ def option(gpu: str, count: int) -> HardwareOption:
 
 
 def search(
-    name: str, *options: HardwareOption, limits: SearchLimits | None = None, line: str = ""
+    name: str,
+    *options: HardwareOption,
+    limits: SearchLimits | None = None,
+    line: str = "",
+    lengths: ExpectedLengths = LENGTHS,
 ) -> tuple[FoundPlan, ...]:
     """The best plans of a model on some hardware."""
     base: LaunchFlags = parse_launch_line([*line.split(), "--model-path", name])
-    return best_plans(facts(name), options, LENGTHS, limits or SearchLimits(), base=base)
+    query = SearchQuery(
+        model=facts(name), options=options, limits=limits or SearchLimits(), base=base
+    )
+    return best_plans(query, lengths)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +98,13 @@ def test_another_rank_reorders_the_plans() -> None:
         return float(candidate.launch.flags.number("speculative-num-draft-tokens") or 0)
 
     name = "Qwen/Qwen3.6-27B"
-    found = best_plans(
-        facts(name), (option("h200", 1),), LENGTHS, SearchLimits(),
-        base=parse_launch_line(["--model-path", name]), rank=most_speculative,
-    )  # fmt: skip
+    query = SearchQuery(
+        model=facts(name),
+        options=(option("h200", 1),),
+        limits=SearchLimits(),
+        base=parse_launch_line(["--model-path", name]),
+    )
+    found = best_plans(query, LENGTHS, rank=most_speculative)
     assert found[0].plan.settings.speculation.num_draft_tokens == 4  # type: ignore[union-attr]  # speculation is on
 
 
@@ -139,10 +150,4 @@ def test_replicas_are_not_asked_for_by_hand() -> None:
 def test_requests_that_the_model_cannot_hold_are_refused() -> None:
     longer = ExpectedLengths(prompt_tokens=300_000, output_tokens=100)
     with pytest.raises(PlanError, match="300000 prompt and 100 output tokens"):
-        best_plans(
-            facts("Qwen/Qwen3.6-27B"),
-            (option("b200", 1),),
-            longer,
-            SearchLimits(),
-            base=parse_launch_line(["--model-path", "Qwen/Qwen3.6-27B"]),
-        )
+        search("Qwen/Qwen3.6-27B", option("b200", 1), lengths=longer)
