@@ -1,31 +1,33 @@
-"""The prompts, frozen beside the output so that every worker reads the same rows by number.
+"""FrozenPrompts: the input, frozen in the run's folder, so that all workers read the same rows.
 
-Invariant: a frozen set is whole or absent; row number n is the same prompt for as long as the set
-stands. Workers read row groups of it from the shared folder, so no prompt travels through the
-driver. Beside the conversation it holds what a row carries, as JSON, and the types in which
-carried columns go to the output.
+Invariant: a frozen set is complete or absent, and row number n is the same prompt as long as the
+set exists. Workers read row groups of it from the shared folder, so no prompt passes through the
+driver. A row has its conversation and its carried values as JSON; the index has the types of the
+carried columns in the output.
 """
 
 import base64
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import PROMPTS
-from schemas.prompt import Message, Problem, Prompt, most_tokens
+from schemas.prompt import Longest, Message, Problem, Prompt, most_tokens
 
+# Rows of one file, which are in memory while it is written.
 _FILE_ROWS = 2_048
-# A file's rows are held in memory while it is written.
+# A lease has a few dozen rows: with this group size a worker needs one small read.
 _GROUP_ROWS = 512
-# A lease is a few dozen rows: a group this size costs a worker one small read.
 
 _NO_IDS = pa.array([], pa.string())
 _FROZEN_SCHEMA = pa.schema(
@@ -45,42 +47,38 @@ class FrozenPrompts:
     name: str
     num_rows: int
     num_problems: int
-    column: str
-    shape: str
-    system_column: str | None
+    columns: InputColumns
     carried_schema: str
     """Arrow schema of the carried columns, serialised, in base64."""
-    longest: tuple[tuple[int, int], ...] | None = None
-    """Turns to generate → the most tokens that a row of so many can ask with, its answers left out.
-
-    None for a set that was frozen without.
-    """
+    longest: Longest | None = None
+    """Longest prompts by turns; None for a set frozen by a version that did not count them."""
     _group: tuple[int, list[Prompt]] = field(default=(-1, []))
 
     def prompt(self, number: int) -> Prompt:
-        """The prompt in row `number`; neighbours are kept, since leases are ranges."""
+        """Read row `number`; its row group stays in memory, since leases are ranges."""
         group_number, within = divmod(number, _GROUP_ROWS)
         if self._group[0] != group_number:
             self._group = (group_number, self._read_group(group_number))
         return self._group[1][within]
 
     def ids(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Row ids and content hashes in order, a file's worth at a time."""
+        """Yield row ids and content hashes in order, one file at a time."""
         for file_number in range(-(-self.num_rows // _FILE_ROWS)):
             with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
                 table = file.read(columns=["row_id", "content_hash"])
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
 
     def row_ids(self) -> pa.Array:
+        """All row ids in order."""
         return pa.concat_arrays([*(row_ids for row_ids, _ in self.ids()), _NO_IDS])
 
     def numbers_of(self, row_ids: Collection[str]) -> Iterator[tuple[str, int]]:
-        """Those of `row_ids` that the set has, with their numbers, in order."""
+        """Yield the row ids that the set has, in order, with their numbers."""
         wanted, start = pa.array(row_ids, pa.string()), 0
-        for found, _ in self.ids():
-            for number in pc.indices_nonzero(pc.is_in(found, wanted)).to_pylist():
-                yield found[number].as_py(), start + number
-            start += len(found)
+        for own_ids, _ in self.ids():
+            for number in pc.indices_nonzero(pc.is_in(own_ids, wanted)).to_pylist():
+                yield own_ids[number].as_py(), start + number
+            start += len(own_ids)
 
     def _read_group(self, group_number: int) -> list[Prompt]:
         file_number, group = divmod(group_number, _FILE_ROWS // _GROUP_ROWS)
@@ -88,28 +86,16 @@ class FrozenPrompts:
             return [_prompt_from_frozen(row) for row in file.read_row_group(group).to_pylist()]
 
 
-def freeze(
-    folder: Folder,
-    name: str,
-    prompts: Iterable[Prompt],
-    *,
-    columns: tuple[str, str, str | None],
-    carried: list[str],
-    arrow_schema: pa.Schema | None,
-) -> FrozenPrompts:
-    """Write `prompts` under `prompts/<name>/` in one pass, the index last.
-
-    `columns` are the conversation's column, its shape and the system column, as recognised.
-    """
+def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
+    """Write the stream's prompts under `prompts/<name>/` in one pass, the index last."""
     _remove_set(folder, name)
     folder.make(f"{PROMPTS}/{name}")
-    known = _known_schema(carried, arrow_schema)
+    known = _known_schema(stream)
     num_rows = num_problems = 0
     longest: dict[int, int] = {}
-    stream = iter(prompts)
-    while batch := list(islice(stream, _FILE_ROWS)):
-        if arrow_schema is None:
-            known = _widened(known, carried, batch)
+    while batch := list(islice(stream.prompts, _FILE_ROWS)):
+        if stream.arrow_schema is None:
+            known = _widened(known, batch)
         _write_file(folder, _file_name(name, num_rows // _FILE_ROWS), batch)
         num_rows += len(batch)
         num_problems += sum(prompt.problem is not None for prompt in batch)
@@ -118,56 +104,64 @@ def freeze(
     index = {
         "num_rows": num_rows,
         "num_problems": num_problems,
-        "column": columns[0],
-        "shape": columns[1],
-        "system_column": columns[2],
+        **asdict(stream.columns),
         "carried_schema": _schema_text(_as_written(known)),
         "longest": tuple(sorted(longest.items())),
     }
-    folder.write_whole(f"{PROMPTS}/{name}/index.json", json.dumps(index).encode())
-    return FrozenPrompts(folder=folder, name=name, **index)  # type: ignore[arg-type]
+    folder.write_whole(_index_name(name), json.dumps(index).encode())
+    return _from_index(folder, name, index)
 
 
 def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
-    """The set frozen under `name`, or None when there is no whole one."""
-    index = f"{PROMPTS}/{name}/index.json"
-    if not folder.exists(index):
+    """Open the set frozen under `name`; None when there is no complete one."""
+    if not folder.exists(_index_name(name)):
         return None
-    values = json.loads(folder.read(index))
-    if "longest" in values:
-        values["longest"] = tuple((turns, tokens) for turns, tokens in values["longest"])
-    return FrozenPrompts(folder=folder, name=name, **values)
+    return _from_index(folder, name, json.loads(folder.read(_index_name(name))))
+
+
+def _from_index(folder: Folder, name: str, index: dict[str, Any]) -> FrozenPrompts:
+    columns = InputColumns(**{field.name: index[field.name] for field in fields(InputColumns)})
+    longest = index.get("longest")
+    return FrozenPrompts(
+        folder=folder,
+        name=name,
+        num_rows=index["num_rows"],
+        num_problems=index["num_problems"],
+        columns=columns,
+        carried_schema=index["carried_schema"],
+        longest=None if longest is None else tuple((turns, tokens) for turns, tokens in longest),
+    )
 
 
 def frozen_in(folder: Folder) -> FrozenPrompts | None:
-    """The run's frozen set, whatever its name; None when there is no whole one."""
+    """Find the run's frozen set; None when there is no complete one."""
     sets = (frozen_prompts(folder, name) for name in folder.names(PROMPTS))
     return next((frozen for frozen in sets if frozen is not None), None)
 
 
 def note_longest(longest: dict[int, int], prompt: Prompt) -> None:
-    """Turns to generate → the most tokens that a row of so many can ask with."""
+    """Update the longest prompt of its number of turns; a bad row has none."""
     if prompt.problem is None:
         turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
         longest[turns] = max(tokens, longest.get(turns, 0))
 
 
 def remove_other_sets(folder: Folder, name: str) -> None:
-    """Drop what earlier inputs left; a foreign file beside the sets stays."""
+    """Remove the sets of earlier inputs; other files in the folder stay."""
     for other in folder.folder_names(PROMPTS):
         if other != name:
             _remove_set(folder, other)
 
 
 def _remove_set(folder: Folder, name: str) -> None:
-    """The index first, so that a set is never taken for whole when it is not."""
-    folder.remove(f"{PROMPTS}/{name}/index.json")
-    # What stays of it harms nothing.
+    # The index first, so that an incomplete set is never taken for a complete one.
+    folder.remove(_index_name(name))
+    # Files that cannot be removed do no harm.
     folder.remove_folder(f"{PROMPTS}/{name}")
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """The schema that `FrozenPrompts.carried_schema` and `run.json` hold."""
+    """Parse the schema in `FrozenPrompts.carried_schema` and `run.json`."""
     return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text)))
 
 
@@ -176,6 +170,10 @@ def _schema_text(schema: pa.Schema) -> str:
 
 
 # -- files
+
+
+def _index_name(name: str) -> str:
+    return f"{PROMPTS}/{name}/index.json"
 
 
 def _file_name(name: str, file_number: int) -> str:
@@ -207,7 +205,7 @@ def _body(prompt: Prompt) -> str:
 
 
 def _json_text(values: object) -> str:
-    """JSON that can be written as UTF-8: half a surrogate pair becomes a question mark."""
+    """Encode as JSON that is valid UTF-8: a lone surrogate becomes a question mark."""
     text = json.dumps(values, ensure_ascii=False, default=str)
     return text.encode("utf-8", "replace").decode()
 
@@ -227,11 +225,12 @@ def _prompt_from_frozen(row: dict[str, str]) -> Prompt:
 # -- types of carried columns
 
 
-def _known_schema(carried: list[str], arrow_schema: pa.Schema | None) -> pa.Schema:
-    if arrow_schema is None:
-        return pa.schema([pa.field(name, pa.null()) for name in carried])
+def _known_schema(stream: PromptStream) -> pa.Schema:
+    source: Any = stream.arrow_schema
+    if source is None:
+        return pa.schema([pa.field(name, pa.null()) for name in stream.carried])
     return pa.schema(
-        [pa.field(name, _carried_type(arrow_schema.field(name).type)) for name in carried]
+        [pa.field(name, _carried_type(source.field(name).type)) for name in stream.carried]
     )
 
 
@@ -239,8 +238,8 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def _carried_type(source: pa.DataType) -> pa.DataType:
-    """The source's type where JSON holds its values exactly, else text."""
-    if _holds_map(source):
+    """Return the source's type where JSON keeps its values exactly, else text."""
+    if _has_map(source):
         return pa.string()
     if pa.types.is_dictionary(source):
         return _carried_type(source.value_type)
@@ -252,27 +251,27 @@ def _carried_type(source: pa.DataType) -> pa.DataType:
     return source if any(is_exact(source) for is_exact in exact) else pa.string()
 
 
-def _holds_map(source: pa.DataType) -> bool:
-    """Whether a map stands anywhere inside: JSON knows it as a list, so it goes out as text."""
+def _has_map(source: pa.DataType) -> bool:
+    # JSON turns a map into a list, so a column with a map in it is carried as text.
     if pa.types.is_map(source):
         return True
-    return any(_holds_map(source.field(number).type) for number in range(source.num_fields))
+    return any(_has_map(source.field(number).type) for number in range(source.num_fields))
 
 
-def _widened(known: pa.Schema, carried: list[str], prompts: list[Prompt]) -> pa.Schema:
-    """`known` with each column's type widened to hold these rows' values too."""
-    fields = []
-    for name in carried:
-        values = json.loads(_json_text([prompt.carried[name] for prompt in prompts]))
-        fields.append(pa.field(name, _common_type(known.field(name).type, values)))
-    return pa.schema(fields)
+def _widened(known: pa.Schema, prompts: list[Prompt]) -> pa.Schema:
+    """Widen each column's type to include these rows' values."""
+    widened = []
+    for column in known:
+        values = json.loads(_json_text([prompt.carried[column.name] for prompt in prompts]))
+        widened.append(pa.field(column.name, _common_type(column.type, values)))
+    return pa.schema(widened)
 
 
 def _common_type(known: pa.DataType, values: list[object]) -> pa.DataType:
     try:
-        seen = pa.schema([pa.field("", pa.array(values).type)])
+        types = (known, pa.array(values).type)
         merged = pa.unify_schemas(
-            [pa.schema([pa.field("", known)]), seen], promote_options="permissive"
+            [pa.schema([pa.field("", one)]) for one in types], promote_options="permissive"
         )
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         # Values of several kinds have no common type: they are carried as JSON text.
@@ -281,9 +280,9 @@ def _common_type(known: pa.DataType, values: list[object]) -> pa.DataType:
 
 
 def _as_written(schema: pa.Schema) -> pa.Schema:
-    """A column that held nothing is text, so that a later part with values agrees with it.
+    """Make columns without any value text, so that a later part with values agrees with them.
 
-    So is one with an object that has no keys: parquet has no type for it.
+    Objects without keys become text too: parquet has no type for them.
     """
     return pa.schema(
         [

@@ -1,8 +1,7 @@
-"""Source rows → Prompt. Pure, but for the reading that `sources` does underneath.
+"""Source rows become Prompts.
 
-Invariant: every source row becomes exactly one Prompt, a bad one with its Problem; its row id
-depends on the id column or on what the row says, never on where it stands. Nothing is held of the
-rows that have passed except a digest of each id.
+Invariant: every source row becomes exactly one Prompt, a bad row one with a Problem. A row id comes
+from the id column or from the row's content, never from its position. Memory: a digest of each id.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ from schemas.completion import COMPLETION_SCHEMA, Turn
 from schemas.config import PromptsConfig, PromptShape
 from schemas.prompt import Message, Problem, Prompt, Role, content_hash, content_row_id
 
+# Role names of chat messages and of ShareGPT conversations.
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
@@ -28,14 +28,16 @@ _ROLES: dict[str, Role] = {
     "bot": "assistant",
     "chatgpt": "assistant",
 }
-"""Role names of chat messages and of ShareGPT conversations."""
 
 _SYSTEM_COLUMNS = ("system_prompt", "system")
+
+# Incremented when a Prompt is derived in another way.
+_FROZEN_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputColumns:
-    """Which column holds the conversation, how it is read, and which holds system prompts."""
+    """The conversation's column and shape, and the column with system prompts."""
 
     column: str
     shape: PromptShape
@@ -47,13 +49,15 @@ class PromptStream:
     """An opened input: one pass over its rows as prompts, in order."""
 
     columns: InputColumns
+    carried: tuple[str, ...]
+    """Columns that are carried to the output."""
     arrow_schema: object | None
-    """The source's own column types (a pyarrow.Schema); None where the rows alone tell them."""
+    """The source's column types (a pyarrow.Schema); None where only the rows show them."""
     prompts: Iterator[Prompt]
 
 
 def input_fingerprint(config: PromptsConfig) -> str | None:
-    """Changes whenever the frozen prompts would; None for a hub name, which is always read."""
+    """Hash that changes whenever the frozen prompts would; None for a hub name."""
     files = input_files(config)
     if not files:
         return None
@@ -62,30 +66,27 @@ def input_fingerprint(config: PromptsConfig) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_FROZEN_FORMAT = 1
-"""Raised when a Prompt is derived in another way."""
-
-
 def read_prompts(config: PromptsConfig) -> PromptStream:
-    """The input's columns as recognised, and its rows as prompts.
+    """Open the input and recognise its columns.
 
     Raises ConfigError at once for an input that cannot be opened or lacks a column, and while
-    iterating for an id that comes twice, a row without an id, or a file that breaks off.
+    iterating for a repeated id, a row without an id, or a truncated file.
     """
     source = open_source(config)
-    columns = input_columns(source.columns, config)
+    columns = _input_columns(source.columns, config)
     _check_columns(source.columns, config)
     wanted = [columns.column, columns.system_column, config.id_column, *config.keep_columns]
     rows = source.rows(list(dict.fromkeys(name for name in wanted if name)))
     return PromptStream(
         columns=columns,
+        carried=tuple(config.keep_columns),
         arrow_schema=source.arrow_schema,
         prompts=_prompts(rows, columns, config),
     )
 
 
-def input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColumns:
-    """The conversation's column: the one named, else the first of the three known names."""
+def _input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColumns:
+    """Choose the conversation's column: the one named, else the first of three known names."""
     known: tuple[PromptShape, ...] = ("messages", "conversations", "prompt")
     column = config.column or next((name for name in known if name in present), None)
     if column is None:
@@ -99,15 +100,15 @@ def input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColum
     return InputColumns(column=column, shape=shape, system_column=system)
 
 
-def prompt_from_row(row: dict[str, object], columns: InputColumns, config: PromptsConfig) -> Prompt:
-    """One source row as a Prompt, without its occurrence number; bad rows carry their Problem."""
+def _prompt(row: dict[str, object], columns: InputColumns, config: PromptsConfig) -> Prompt:
+    """Convert one source row; the row id of equal rows is not unique yet."""
     carried = {name: row.get(name) for name in config.keep_columns}
     value = row.get(columns.column)
-    read = _conversation(value, columns)
-    if not isinstance(read, Problem):
-        read = _with_system(read, row, columns, config)
-    problem = read if isinstance(read, Problem) else None
-    messages = () if isinstance(read, Problem) else read
+    parsed = _conversation(value, columns)
+    if not isinstance(parsed, Problem):
+        parsed = _with_system(parsed, row, columns, config)
+    problem = parsed if isinstance(parsed, Problem) else None
+    messages = () if isinstance(parsed, Problem) else parsed
     raw = value if problem else None
     row_id = (
         content_row_id(messages, carried, raw)
@@ -151,26 +152,26 @@ def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
 def _prompts(
     rows: Iterable[dict[str, object]], columns: InputColumns, config: PromptsConfig
 ) -> Iterator[Prompt]:
-    seen: dict[bytes, int] = {}
+    num_rows_by_id: dict[bytes, int] = {}
     for number, row in enumerate(islice(_readable(rows, config), config.limit), start=1):
         if config.id_column is not None and row.get(config.id_column) in (None, ""):
             raise ConfigError(
                 f"prompts.id_column: row {number} of {config.path} has no {config.id_column!r}"
             )
-        prompt = prompt_from_row(row, columns, config)
+        prompt = _prompt(row, columns, config)
         if not _is_unicode(prompt.row_id):
             raise ConfigError(
                 f"prompts.id_column: the id {prompt.row_id!r} in row {number} of {config.path} "
-                f"holds half of a surrogate pair"
+                f"has a lone surrogate"
             )
         digest = hashlib.blake2b(prompt.row_id.encode(), digest_size=16).digest()
-        occurrence = seen.get(digest, 0)
+        occurrence = num_rows_by_id.get(digest, 0)
         if occurrence and config.id_column is not None:
             raise ConfigError(
-                f"prompts.id_column: the id {prompt.row_id!r} stands in more than one row of "
+                f"prompts.id_column: the id {prompt.row_id!r} is in more than one row of "
                 f"{config.path} (again in row {number}); ids must be unique"
             )
-        seen[digest] = occurrence + 1
+        num_rows_by_id[digest] = occurrence + 1
         if config.id_column is None:
             prompt = replace(prompt, row_id=f"{prompt.row_id}-{occurrence}")
         yield prompt
@@ -179,7 +180,7 @@ def _prompts(
 def _readable(
     rows: Iterable[dict[str, object]], config: PromptsConfig
 ) -> Iterator[dict[str, object]]:
-    """The rows of a file that may break off in the middle."""
+    """Yield the rows of a file that may be truncated."""
     with one_line_error(f"cannot read {config.path}"):
         yield from rows
 
@@ -194,10 +195,10 @@ def _conversation(value: object, columns: InputColumns) -> tuple[Message, ...] |
         )
     messages: list[Message] = []
     for position, turn in enumerate(value):
-        read = _message(turn, f"{columns.column}[{position}]")
-        if isinstance(read, Problem):
-            return read
-        messages.append(read)
+        message = _message(turn, f"{columns.column}[{position}]")
+        if isinstance(message, Problem):
+            return message
+        messages.append(message)
     return _with_open_places(messages, columns.column)
 
 
@@ -227,12 +228,12 @@ def _message(turn: object, where: str) -> Message | Problem:
 
 
 def _text(value: object, where: str) -> str | Problem:
-    """The text of a turn: a string, or a list of parts that are all text."""
+    """Read the text of a turn: a string, or a list of text parts."""
     if isinstance(value, list):
         texts = []
         for part in value:
             text = part if isinstance(part, str) else None
-            # In parquet a part without a type has the others' field, and null in it.
+            # In parquet a part without a type has the field of the others, with null in it.
             if isinstance(part, dict) and part.get("type") in (None, "text"):
                 text = part.get("text")
             if not isinstance(text, str):
@@ -246,12 +247,12 @@ def _text(value: object, where: str) -> str | Problem:
         found = type(value).__name__
         return Problem(kind="not_text", text=f"{where}: found a {found}; expected text")
     if not _is_unicode(value):
-        return Problem(kind="not_text", text=f"{where}: holds half of a surrogate pair")
+        return Problem(kind="not_text", text=f"{where}: has a lone surrogate")
     return value
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the text can be written as UTF-8; JSON can smuggle in half a surrogate pair."""
+    # JSON may contain a lone surrogate, which UTF-8 cannot encode.
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -260,10 +261,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def _with_open_places(messages: list[Message], column: str) -> tuple[Message, ...] | Problem:
-    """Open an assistant's place where one stood after a user turn, and at the end.
+    """Leave an empty assistant turn after each user turn that had one, and at the end.
 
-    An assistant turn before any user turn opens the conversation with a greeting that answers
-    nothing, and a second one in a row continues the first: neither can be asked for.
+    An assistant turn before any user turn is a greeting that answers nothing, and a second one in a
+    row continues the first: neither can be generated.
     """
     opened: list[Message] = []
     for message in messages:
@@ -280,7 +281,7 @@ def _with_open_places(messages: list[Message], column: str) -> tuple[Message, ..
 
 
 def _awaits_answer(messages: list[Message]) -> bool:
-    """Whether a user turn has come since the last assistant turn."""
+    """Tell if the last turn is a user's, system messages aside."""
     for message in reversed(messages):
         if message.role in ("user", "assistant"):
             return message.role == "user"
@@ -298,30 +299,28 @@ def _with_system(
     own = row.get(columns.system_column) if columns.system_column else None
     text = own if isinstance(own, str) and own.strip() else config.system_prompt
     if text and not _is_unicode(text):
-        return Problem(
-            kind="not_text", text=f"{columns.system_column}: holds half of a surrogate pair"
-        )
+        return Problem(kind="not_text", text=f"{columns.system_column}: has a lone surrogate")
     return (Message(role="system", content=text), *messages) if text else messages
 
 
 def history(
     messages: Sequence[Message], turns: Sequence[Turn], *, with_reasoning: bool = False
 ) -> tuple[Message, ...]:
-    """What is asked next: all up to the first open place, with the turns so far filled in."""
-    asked: list[Message] = []
+    """Messages of the next request: those before the first open turn, with `turns` filled in."""
+    filled: list[Message] = []
     generated = iter(turns)
     for message in messages:
         if message.role != "assistant":
-            asked.append(message)
+            filled.append(message)
             continue
         turn = next(generated, None)
         if turn is None:
             break
         reasoning = turn.reasoning_text if with_reasoning else None
-        asked.append(replace(message, content=turn.answer_text, reasoning_content=reasoning))
-    return tuple(asked)
+        filled.append(replace(message, content=turn.answer_text, reasoning_content=reasoning))
+    return tuple(filled)
 
 
 def conversation(messages: Sequence[Message], turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """The regenerated conversation, with every turn's reasoning; open places are left out."""
+    """The regenerated conversation with every turn's reasoning, up to the first open turn."""
     return history(messages, turns, with_reasoning=True)

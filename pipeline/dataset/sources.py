@@ -1,8 +1,8 @@
-"""Open an input: one pass over its rows as plain dicts. The door to `datasets`.
+"""Source: an input opened for one pass over its rows as dicts. Only this module uses `datasets`.
 
-Invariant: memory stays flat in the number of rows, however they are laid out in the file. This
-module knows nothing of what the rows mean. The library is imported for the inputs that it reads:
-files do without, and their command starts 0.6 s sooner (measured: datasets 5.2, 2026-11).
+Invariant: memory does not grow with the number of rows or the layout of the file. `datasets` is
+imported only for the inputs that it reads: for files, a command starts 0.6 s sooner without it
+(measured: datasets 5.2, 2026-11).
 """
 
 import io
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import ConfigError
 from pipeline.store.object_store import Entry, Store, open_place, place
 from schemas.config import PromptsConfig, is_url
+from schemas.units import MIB
 
 if TYPE_CHECKING:
     import datasets
@@ -29,7 +30,7 @@ _PARQUET_ENDINGS = (".parquet", ".pq")
 _JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".json")
 _KNOWN_ENDINGS = _PARQUET_ENDINGS + _JSON_LINES_ENDINGS
 _READ_BATCH_ROWS = 512
-_READ_BUFFER_BYTES = 2**20
+_READ_BUFFER_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Source:
     columns: tuple[str, ...]
     arrow_schema: object | None
     rows: Callable[[list[str]], Iterator[dict[str, object]]]
-    """One pass over the named columns, a dict a row."""
+    """Iterate once over the named columns, one dict per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +68,10 @@ class InputFile:
 
 
 def input_files(config: PromptsConfig) -> list[InputFile]:
-    """The files of the input in order, on disk or in a store; none for a hub name.
+    """List the input's files in order; empty for a hub name.
 
-    Raises ConfigError for a path that is there but holds nothing that can be read, and for a
-    store that cannot be used.
+    Raises ConfigError for an existing path without readable files, and for a store that cannot be
+    used.
     """
     if not is_url(config.path) and not Path(config.path).exists():
         return []
@@ -84,18 +85,18 @@ def input_files(config: PromptsConfig) -> list[InputFile]:
                 f".parquet, .jsonl, .ndjson or .json"
             )
         return [file]
-    found = sorted(store.files(), key=lambda entry: Path(entry.name).parts)
-    files = [_input_file(store, entry, entry.name) for entry in found]
+    entries = sorted(store.files(), key=lambda entry: Path(entry.name).parts)
+    files = [_input_file(store, entry, entry.name) for entry in entries]
     if store.is_local and _is_saved_data_set(Path(config.path)):
         return files
-    wanted = [file for file in files if not _is_hidden(file.name)]
+    visible = [file for file in files if not _is_hidden(file.name)]
     for endings in (_PARQUET_ENDINGS, _JSON_LINES_ENDINGS):
-        chosen = [file for file in wanted if file.suffix in endings]
+        chosen = [file for file in visible if file.suffix in endings]
         if chosen:
             return chosen
     if is_url(config.path) and not files:
         raise ConfigError(f"prompts.path: no file or folder {config.path}")
-    raise ConfigError(f"prompts.path: folder {config.path} holds no .parquet or JSON-lines file")
+    raise ConfigError(f"prompts.path: folder {config.path} has no .parquet or JSON-lines file")
 
 
 def _input_file(store: Store, entry: Entry, name: str) -> InputFile:
@@ -109,6 +110,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def open_source(config: PromptsConfig) -> Source:
+    """Open files, a saved data set or a hub name. Raises ConfigError when it cannot be read."""
     path = Path(config.path)
     files = input_files(config)
     if not files and (path.suffix in _KNOWN_ENDINGS or path.is_absolute()):
@@ -116,7 +118,7 @@ def open_source(config: PromptsConfig) -> Source:
     unreadable = f"cannot read {config.path}"
     if not files:
         unreadable = (
-            f"{config.path} is no file or folder here and could not be loaded as a hub data set"
+            f"{config.path} is not a file or folder here and could not be loaded as a hub data set"
         )
     with one_line_error(unreadable):
         if not files:
@@ -130,19 +132,19 @@ def open_source(config: PromptsConfig) -> Source:
 
 @contextmanager
 def one_line_error(what: str) -> Iterator[None]:
-    """An input that cannot be read is the user's to mend: ConfigError with the reason's first line.
+    """Turn an error of a library into a ConfigError with the first line of its text.
 
-    What the library raises differs by release and by the fault; a cast that fails is a TypeError.
+    The exceptions of `datasets` differ by release and fault; a failed cast is a TypeError.
     """
     try:
         yield
     except (OSError, ValueError, TypeError, pa.ArrowException, *_errors_of_datasets()) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"prompts.path: {what}: {said}") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"prompts.path: {what}: {reason}") from None
 
 
 def _errors_of_datasets() -> tuple[type[Exception], ...]:
-    """Asked for when something was raised: a library that is not imported raised nothing."""
+    # A library that is not imported has raised nothing.
     library = sys.modules.get("datasets")
     return () if library is None else (library.exceptions.DatasetsError,)
 
@@ -152,13 +154,13 @@ def _is_saved_data_set(path: Path) -> bool:
 
 
 def _quiet_datasets() -> Any:  # noqa: ANN401 - the library ships no types
-    """The library, told to keep to itself."""
+    """Import the library without progress bars, logs and requests to the hub."""
     import datasets
 
     datasets.disable_progress_bars()
-    # Else the hub is told of every file that is opened, 5 s each on a machine without a network.
+    # Else each opened file is reported to the hub, which takes 5 s each without a network.
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    # What goes wrong is raised as well, and told once.
+    # Errors are raised as well.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
 
@@ -191,7 +193,7 @@ def _data_set_source(data_set: "datasets.Dataset | datasets.IterableDataset") ->
 def _batched(
     data_set: "datasets.Dataset | datasets.IterableDataset", names: list[str]
 ) -> Iterator[dict[str, object]]:
-    """Rows decoded a batch at a time, several times the speed of row by row."""
+    """Decode rows in batches, which is several times as fast as one by one."""
     for batch in data_set.select_columns(names).iter(batch_size=_READ_BATCH_ROWS):
         for values in zip(*(batch[name] for name in names), strict=True):
             yield dict(zip(names, values, strict=True))
@@ -209,11 +211,11 @@ def _schema_of(file: InputFile) -> pa.Schema:
 
 
 def _common_schema(schemas: list[pa.Schema]) -> pa.Schema:
-    """The first file's columns; one that holds nothing there has its type from the others."""
+    """Return the first file's columns; one without values there gets its type from the others."""
     try:
         common = pa.unify_schemas(schemas, promote_options="default")
     except pa.ArrowException:
-        # They clash: the file that does is named when it is read.
+        # The types clash: the file at fault is reported when it is read.
         return schemas[0]
     return pa.schema([common.field(name) for name in schemas[0].names])
 
@@ -221,32 +223,31 @@ def _common_schema(schemas: list[pa.Schema]) -> pa.Schema:
 def _parquet_rows(
     files: list[InputFile], schema: pa.Schema, names: list[str]
 ) -> Iterator[dict[str, object]]:
-    """Rows of every file in turn, in the types of the first.
+    """Yield the rows of all files with the types of the first.
 
-    Read here and not through `datasets`, which decodes a row group at once: the one row group of
-    200,000 prompts of 2 KB takes it to 1.4 GB, and this to 0.13 (measured: datasets 5.2).
+    `datasets` is not used here, because it decodes whole row groups: one of 200,000 prompts of 2 KB
+    needs 1.4 GB with it, and 0.13 GB here (measured: datasets 5.2).
     """
-    wanted = pa.schema([schema.field(name) for name in names])
+    types = pa.schema([schema.field(name) for name in names])
     options = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
-    for each in files:
-        with each.opened() as opened, pq.ParquetFile(opened, **options) as file:
-            missing = [name for name in names if name not in file.schema_arrow.names]
+    for file in files:
+        with file.opened() as opened, pq.ParquetFile(opened, **options) as parquet:
+            missing = [name for name in names if name not in parquet.schema_arrow.names]
             if missing:
-                raise ConfigError(f"prompts.path: {each.where} has no column {missing[0]!r}")
-            for batch in file.iter_batches(_READ_BATCH_ROWS, columns=names):
+                raise ConfigError(f"prompts.path: {file.where} has no column {missing[0]!r}")
+            for batch in parquet.iter_batches(_READ_BATCH_ROWS, columns=names):
                 table = pa.Table.from_batches([batch]).select(names)
                 with one_line_error(
-                    f"the columns of {each.where} are not those of {files[0].where}"
+                    f"the columns of {file.where} are not those of {files[0].where}"
                 ):
-                    table = table.cast(wanted)
+                    table = table.cast(types)
                 yield from table.to_pylist()
 
 
 def _json_lines_source(files: list[InputFile], config: PromptsConfig) -> Source:
-    """JSON lines are parsed here: a column may hold a list in one row and text in the next.
+    """Parse JSON lines without a schema: a column may be a list in one row and text in the next.
 
-    The columns are those of the first rows, and of as many more as it takes to meet every one
-    that the run file names.
+    The columns are those of the first rows, and of more until all that the run file names appear.
     """
     named = {config.column, config.id_column, config.system_column, *config.keep_columns} - {None}
     columns: dict[str, None] = {}
@@ -275,13 +276,13 @@ def _json_object(text: str, file: str, number: int) -> dict[str, object]:
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"prompts.path: {file} line {number}: not JSON: {error.msg} at column {error.colno}; "
-            f"expected one JSON object a line"
+            f"expected one JSON object per line"
         ) from None
     except RecursionError:
         raise ConfigError(f"prompts.path: {file} line {number}: nested too deep") from None
     if not isinstance(row, dict):
         raise ConfigError(
             f"prompts.path: {file} line {number}: found a {type(row).__name__}; "
-            f"expected one JSON object a line"
+            f"expected one JSON object per line"
         )
     return row

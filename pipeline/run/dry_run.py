@@ -48,7 +48,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     done = DoneRows.of(())
     if record is not None:
         check_columns(record)
-        identity = run_identity(config, columns.column, columns.shape, columns.system_column)
+        identity = run_identity(config, columns)
         check_identity(record, identity, accept_drift=False)
         done = DoneRows.of(tuple(read_manifest(folder).parts.values()))
     counter = token_counter(config)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
 from pipeline.dataset.frozen import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
-from pipeline.dataset.prompts import input_fingerprint, read_prompts
+from pipeline.dataset.prompts import InputColumns, input_fingerprint, read_prompts
 from pipeline.dataset.recovery import recover
 from pipeline.dataset.run_record import (
     check_columns,
@@ -68,7 +68,7 @@ def prepare(
     frozen = _frozen(config, folder, record, accept_drift, log)
     if not frozen.num_rows:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
-    identity = run_identity(config, frozen.column, frozen.shape, frozen.system_column)
+    identity = run_identity(config, frozen.columns)
     record = _agreed_record(
         folder, record, identity, frozen, accept_drift=accept_drift, now_s=now_s, log=log
     )
@@ -122,9 +122,7 @@ def prepare(
     return Prepared(plan=plan, session=session, row_states=states, excesses=due.excesses)
 
 
-def run_identity(
-    config: RunFile, column: str, shape: str, system_column: str | None
-) -> RunIdentity:
+def run_identity(config: RunFile, columns: InputColumns) -> RunIdentity:
     """The settings that alter rows, in the run file's own names. Hardware and capacity do not."""
     settings: dict[str, object] = {
         "model": config.model,
@@ -132,9 +130,7 @@ def run_identity(
         "reasoning_in_history": config.reasoning_in_history,
         "chat_template_kwargs": dict(config.chat_template_kwargs),
         **{f"sampling.{key}": value for key, value in config.sampling.model_dump().items()},
-        "prompts.column": column,
-        "prompts.shape": shape,
-        "prompts.system_column": system_column,
+        **{f"prompts.{name}": value for name, value in dataclasses.asdict(columns).items()},
         "prompts.system_prompt": config.prompts.system_prompt,
         "prompts.id_column": config.prompts.id_column,
         "prompts.keep_columns": list(config.prompts.keep_columns),
@@ -161,20 +157,13 @@ def _frozen(
     if standing is not None:
         return standing
     stream = read_prompts(config.prompts)
-    columns = (stream.columns.column, stream.columns.shape, stream.columns.system_column)
     if record is not None:
         # Before a million rows are read: the settings that are known to differ.
-        identity = run_identity(config, *columns)
+        identity = run_identity(config, stream.columns)
         check_identity(record, identity, accept_drift=accept_drift)
-    log(f"event=reading_prompts path={config.prompts.path} column={columns[0]}")
-    frozen = freeze(
-        folder,
-        name,
-        _told(stream.prompts, log),
-        columns=columns,
-        carried=config.prompts.keep_columns,
-        arrow_schema=stream.arrow_schema,
-    )
+    log(f"event=reading_prompts path={config.prompts.path} column={stream.columns.column}")
+    stream = dataclasses.replace(stream, prompts=_told(stream.prompts, log))
+    frozen = freeze(folder, name, stream)
     log(f"event=prompts_read rows={frozen.num_rows} bad_rows={frozen.num_problems}")
     return frozen
 

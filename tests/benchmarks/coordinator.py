@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.dataset.frozen import freeze
-from pipeline.dataset.prompts import input_fingerprint
+from pipeline.dataset.prompts import InputColumns, PromptStream, input_fingerprint
 from pipeline.run.coordinator import Coordinator
 from pipeline.run.session import Prepared, prepare
 from pipeline.store import lock
@@ -110,11 +110,15 @@ def freeze_quickly(config: RunFile, num_rows: int) -> None:
         carried={},
         problem=None,
     )
-    columns = ("prompt", "prompt", None)
+    columns = InputColumns(column="prompt", shape="prompt", system_column=None)
     sample = (
         replace(prompt, row_id=row_id(n), content_hash=content_hash(n)) for n in range(_SAMPLE_ROWS)
     )
-    freeze(folder, name, sample, columns=columns, carried=[], arrow_schema=None)
+    freeze(
+        folder,
+        name,
+        PromptStream(columns=columns, carried=(), arrow_schema=None, prompts=sample),
+    )
     like = pq.read_table(folder.path(f"prompts/{name}/rows-00000.parquet"))
     for number, start in enumerate(range(0, num_rows, _SAMPLE_ROWS)):
         rows = range(start, min(start + _SAMPLE_ROWS, num_rows))

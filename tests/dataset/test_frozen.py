@@ -2,7 +2,7 @@
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.dataset.frozen import (
     schema_from_text,
 )
 from pipeline.dataset.parts import completion_table
-from pipeline.dataset.prompts import read_prompts
+from pipeline.dataset.prompts import InputColumns, PromptStream, read_prompts
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import PROMPTS
 from schemas.completion import COMPLETION_SCHEMA, Completion
@@ -29,7 +29,7 @@ from schemas.prompt import Message, Problem, Prompt
 
 Build = Callable[..., Completion]
 
-COLUMNS = ("prompt", "prompt", None)
+COLUMNS = InputColumns(column="prompt", shape="prompt", system_column=None)
 INDEX = f"{PROMPTS}/set/index.json"
 
 
@@ -56,7 +56,7 @@ def test_longest_rows_are_noted_by_their_turns(folder: LocalFolder) -> None:
 
     bad = of(["x" * 99], Problem(kind="empty_text", text="t"))
     rows = [of(["a" * 30]), of(["ä" * 20]), of(["b", "cc"]), bad]
-    frozen = freeze(folder, "set", rows, columns=COLUMNS, carried=[], arrow_schema=None)
+    frozen = freeze(folder, "set", stream_of(rows))
     # A byte is a token at most, and each message takes 5 for the template.
     assert frozen.longest == ((1, 40 + 10), (2, 3 + 20))
     again = frozen_prompts(folder, "set")
@@ -86,6 +86,16 @@ def prompts_of(frozen: FrozenPrompts) -> list[Prompt]:
     return [frozen.prompt(number) for number in range(frozen.num_rows)]
 
 
+def stream_of(
+    prompts: Iterable[Prompt],
+    carried: tuple[str, ...] = (),
+    arrow_schema: pa.Schema | None = None,
+) -> PromptStream:
+    return PromptStream(
+        columns=COLUMNS, carried=carried, arrow_schema=arrow_schema, prompts=iter(prompts)
+    )
+
+
 def frozen(
     folder: LocalFolder,
     prompts: list[Prompt],
@@ -94,14 +104,7 @@ def frozen(
     arrow_schema: pa.Schema | None = None,
     name: str = "set",
 ) -> FrozenPrompts:
-    return freeze(
-        folder,
-        name,
-        prompts,
-        columns=COLUMNS,
-        carried=list(carried),
-        arrow_schema=arrow_schema,
-    )
+    return freeze(folder, name, stream_of(prompts, carried, arrow_schema))
 
 
 # -- round trip
@@ -140,18 +143,13 @@ def test_set_tells_what_it_was_frozen_from(folder: LocalFolder) -> None:
         carried={},
         problem=Problem(kind="empty_text", text="prompt: the text is empty"),
     )
-    made = freeze(
-        folder,
-        "set",
-        iter([bad, prompt(1), bad]),
-        columns=("chat", "messages", "system"),
-        carried=[],
-        arrow_schema=None,
-    )
+    columns = InputColumns(column="chat", shape="messages", system_column="system")
+    stream = replace(stream_of(iter([bad, prompt(1), bad])), columns=columns)
+    made = freeze(folder, "set", stream)
     for one in (made, frozen_prompts(folder, "set")):
         assert one is not None
         assert (one.num_rows, one.num_problems) == (3, 2)
-        assert (one.column, one.shape, one.system_column) == ("chat", "messages", "system")
+        assert one.columns == columns
         assert one.prompt(0) == bad
 
 
@@ -185,7 +183,7 @@ def test_interrupted_freeze_is_not_taken_for_a_whole_set(folder: LocalFolder) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        freeze(folder, "set", breaking_off(), columns=COLUMNS, carried=[], arrow_schema=None)
+        freeze(folder, "set", stream_of(breaking_off()))
     assert folder.names(f"{PROMPTS}/set") == ["rows-00000.parquet"]
     assert frozen_prompts(folder, "set") is None
 
@@ -207,7 +205,7 @@ def test_set_stops_being_whole_before_its_rows_go(folder: LocalFolder) -> None:
         assert frozen_prompts(folder, "set") is None
         yield prompt(0)
 
-    freeze(folder, "set", looking(), columns=COLUMNS, carried=[], arrow_schema=None)
+    freeze(folder, "set", stream_of(looking()))
     assert folder.exists(INDEX)
 
 
@@ -345,14 +343,7 @@ def test_carried_columns_stand_in_the_order_asked_for(folder: LocalFolder) -> No
 def frozen_from(folder: LocalFolder, path: Path) -> FrozenPrompts:
     """The input at `path`, read as a run reads it, with column `x` carried."""
     stream = read_prompts(PromptsConfig(path=str(path), keep_columns=["x"]))
-    return freeze(
-        folder,
-        "set",
-        stream.prompts,
-        columns=COLUMNS,
-        carried=["x"],
-        arrow_schema=stream.arrow_schema,
-    )
+    return freeze(folder, "set", stream)
 
 
 def written(made: FrozenPrompts, completion: Build) -> list[dict[str, Any]]:

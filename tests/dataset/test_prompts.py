@@ -292,7 +292,7 @@ def test_list_of_plain_strings_is_joined(tmp_path: Path) -> None:
         (
             [{"role": "user", "content": "\ud800"}],
             "not_text",
-            "messages[0]: holds half of a surrogate pair",
+            "messages[0]: has a lone surrogate",
         ),
     ],
 )
@@ -322,7 +322,7 @@ def test_bad_system_text_is_the_rows_problem(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "p.jsonl", [{"prompt": "q", "system": "\udc00"}])
     problem = only(prompts(path)).problem
     assert problem is not None
-    assert (problem.kind, problem.text) == ("not_text", "system: holds half of a surrogate pair")
+    assert (problem.kind, problem.text) == ("not_text", "system: has a lone surrogate")
 
 
 def test_column_may_hold_another_type_in_each_json_line(tmp_path: Path) -> None:
@@ -437,8 +437,8 @@ def test_file_that_breaks_off_is_refused_when_its_break_is_reached(tmp_path: Pat
     ("data", "said"),
     [
         (b'{"prompt": "a"}\n\n{"prompt": \n', " line 3: not JSON: Expecting value at column 12"),
-        (b'{"prompt": "a"}\n["a"]\n', " line 2: found a list; expected one JSON object a line"),
-        (b'[{"prompt": "a"}]', " line 1: found a list; expected one JSON object a line"),
+        (b'{"prompt": "a"}\n["a"]\n', " line 2: found a list; expected one JSON object per line"),
+        (b'[{"prompt": "a"}]', " line 1: found a list; expected one JSON object per line"),
         (b"[" * 200_000, " line 1: nested too deep"),
     ],
 )
@@ -488,7 +488,7 @@ def test_first_repeated_id_is_named_with_its_row(
     rows = [{"id": value, "prompt": "q"} for value in ("a", first, "c", second, "a")]
     path = json_lines(tmp_path / "p.jsonl", rows)
     assert refusal(path, id_column="id") == (
-        f"prompts.id_column: the id {str(first)!r} stands in more than one row of {path} "
+        f"prompts.id_column: the id {str(first)!r} is in more than one row of {path} "
         f"(again in row 4); ids must be unique"
     )
 
@@ -504,8 +504,8 @@ def test_row_without_an_id_is_named(tmp_path: Path, missing: Row) -> None:
 def test_id_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     rows = [{"id": value, "prompt": "q"} for value in ("a", "\ud800")]
     path = json_lines(tmp_path / "p.jsonl", rows)
-    assert refusal(path, id_column="id").startswith(
-        f"prompts.id_column: the id '\\ud800' in row 2 of {path} holds half"
+    assert refusal(path, id_column="id") == (
+        f"prompts.id_column: the id '\\ud800' in row 2 of {path} has a lone surrogate"
     )
 
 

@@ -47,9 +47,8 @@ def written(
 
 def launched(run: RunFile, folder: Path) -> dict[str, str]:
     stream = read_prompts(run.prompts)
-    columns = (stream.columns.column, stream.columns.shape, stream.columns.system_column)
     out = LocalFolder(folder)
-    frozen = freeze(out, "set", stream.prompts, columns=columns, carried=[], arrow_schema=None)
+    frozen = freeze(out, "set", stream)
     told: list[str] = []
     launch = LaunchHistory(config=run, folder=out, log=told.append, longest_prompts=frozen.longest)
     launch.begin(())

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.dataset.frozen import FrozenPrompts, freeze
 from pipeline.dataset.parts import discard, publish, stage_part
+from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.run.ledger import Ledger
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
@@ -123,14 +124,9 @@ def worker_at(
 
 
 def frozen(folder: LocalFolder, prompts: list[Prompt]) -> FrozenPrompts:
-    return freeze(
-        folder,
-        "x",
-        prompts,
-        columns=("prompt", "prompt", None),
-        carried=[],
-        arrow_schema=None,
-    )
+    columns = InputColumns(column="prompt", shape="prompt", system_column=None)
+    stream = PromptStream(columns=columns, carried=(), arrow_schema=None, prompts=iter(prompts))
+    return freeze(folder, "x", stream)
 
 
 def prompt(number: int, *, turns: int = 1, problem: Problem | None = None) -> Prompt:

@@ -163,7 +163,7 @@ def test_empty_folder_is_named(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "empty"
     path.mkdir()
     assert told(f"prompts.path={path}") == (
-        f"prompts.path: folder {path} holds no .parquet or JSON-lines file"
+        f"prompts.path: folder {path} has no .parquet or JSON-lines file"
     )
 
 
@@ -190,7 +190,7 @@ def test_broken_parquet_file_is_named(tmp_path: Path, told: Told) -> None:
         (b'{"prompt": "a"}\n{"prompt": "b"\n', "line 2: not JSON: Expecting ',' delimiter"),
         (b'[{"prompt": "a"}, {"prompt": "b"}]', "line 1: found a list; expected one JSON object"),
         (b'[\n  {"prompt": "a"}\n]\n', "line 1: not JSON"),
-        (b'{"prompt": "a"}\n"b"\n', "line 2: found a str; expected one JSON object a line"),
+        (b'{"prompt": "a"}\n"b"\n', "line 2: found a str; expected one JSON object per line"),
     ],
 )
 def test_broken_json_line_is_named_with_its_number(
@@ -247,7 +247,7 @@ def test_repeated_id_is_named_with_its_row(tmp_path: Path, told: Told) -> None:
     rows = [{"id": value, "prompt": "q"} for value in ("a", "b", "a", "b")]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert told("prompts.id_column=id") == (
-        f"prompts.id_column: the id 'a' stands in more than one row of {tmp_path / 'p.jsonl'} "
+        f"prompts.id_column: the id 'a' is in more than one row of {tmp_path / 'p.jsonl'} "
         f"(again in row 3); ids must be unique"
     )
 
@@ -529,6 +529,6 @@ def test_input_mistake_of_a_real_run_leaves_the_folder_free(
     for _ in range(2):
         assert regenerate.main([str(run_file), "--set", "prompts.id_column=id"]) == 2
         *events, last = capsys.readouterr().err.splitlines()
-        assert last.startswith("prompts.id_column: the id '1' stands in more than one row")
+        assert last.startswith("prompts.id_column: the id '1' is in more than one row")
         assert all("event=reading_prompts" in event for event in events)
     assert not (tmp_path / "out" / "driver.json").exists()
