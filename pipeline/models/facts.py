@@ -1,14 +1,14 @@
-"""`config.json` → `ModelFacts`: which layers keep what, and how large they are.
+"""Facts of a model from its `config.json`: what each layer keeps, and how large it is.
 
-Reads fields rather than model names wherever a field tells, so that a new model of a known
-family needs no line here. It refuses to know about cards and launches.
+Fields decide rather than model names wherever they can, so that a new model of a known family
+needs no change here. Nothing here knows about cards and launches.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PlanError
-from pipeline.models.attention_tensors import index_layers
+from pipeline.models.attention_tensors import head_dim, index_layers, kv_heads, query_group
 from pipeline.models.fields import ConfigFields
 from pipeline.models.formats import checkpoint_format
 from pipeline.models.quantisation import multiplied_in_16_bits
@@ -33,21 +33,20 @@ from schemas.plan import (
     Vision,
 )
 
-# Architectures whose window layers get a pool of their own; every other sliding-window model
-# keeps all tokens in all layers. SGLang configs/model_config.py: is_hybrid_swa_model, 0.5.23.
+# Architectures whose window layers have a pool of their own; every other sliding-window model keeps
+# all tokens in all layers. SGLang configs/model_config.py: is_hybrid_swa_model, 0.5.23.
 _SLIDING_POOL_PREFIXES = (
     "Llama4", "GptOss", "MiMoV2", "Step3p", "Gemma4", "Laguna", "Mellum", "MuseGlimmer",
 )  # fmt: skip
 
-# Families whose layers this module describes; another architecture is planned as its nearest.
+# Families whose layers this module describes; other architectures are planned from fields alone.
 _KNOWN_PREFIXES = (
     *_SLIDING_POOL_PREFIXES, "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Phi",
     "Deepseek", "Glm", "Kimi", "MiniMax", "NemotronH", "FalconH1", "GraniteMoeHybrid", "Lfm2",
     "MiMo", "Granite", "Olmo", "Bamba", "InternLM", "Baichuan", "DeciLM", "LongcatFlash",
 )  # fmt: skip
 
-
-# What arithmetic on a field of the wrong kind raises.
+# Raised by arithmetic on a field of the wrong type
 _UNEXPECTED = (
     TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError, OverflowError,
 )  # fmt: skip
@@ -61,9 +60,9 @@ def model_facts(
     weights_format: str | None = None,
     checkpoint_bytes: int = 0,
 ) -> ModelFacts:
-    """Everything the planner needs to know about a checkpoint.
+    """Return what the planner needs to know about a checkpoint. Raises PlanError.
 
-    A config is another program's file: whatever its fields hold, a mistake is one line.
+    A config is another program's file: a field of any type may be wrong, and the error is one line.
     """
     try:
         return _facts(name, config, hf_quant, weights_format, checkpoint_bytes)
@@ -96,8 +95,8 @@ def _facts(
         hidden_size=fields.need("hidden_size"),
         vocab_size=fields.need("vocab_size"),
         heads=fields.need("num_attention_heads"),
-        kv_heads=_kv_heads(fields),
-        head_dim=_head_dim(fields),
+        kv_heads=kv_heads(fields),
+        head_dim=head_dim(fields),
         context_length=fields.need("max_position_embeddings", "seq_length", "max_seq_len"),
         uses_mla=isinstance(cache, MlaCache | SparseMlaCache),
         sparse_topk_tokens=_sparse_topk(fields, cache),
@@ -108,7 +107,7 @@ def _facts(
         draft=_draft(fields, layers),
         tensors=target_tensors(fields, layers, _full_layers(cache), _state_layers(state)),
         format=checkpoint_format(
-            name, config, hf_quant, told=weights_format, moe=isinstance(ffn, Moe)
+            name, config, hf_quant, stated=weights_format, moe=isinstance(ffn, Moe)
         ),
         multiplied_in_16_bits=multiplied_in_16_bits(config, hf_quant),
         checkpoint_bytes=checkpoint_bytes,
@@ -122,6 +121,7 @@ _LINEAR_STATE = tuple(
     (f"linear_{field}",)
     for field in ("num_value_heads", "num_key_heads", "value_head_dim", "key_head_dim")
 )
+# Fields without which the model would pass for another, smaller one; the first match counts.
 _NEEDED_BY_ARCHITECTURE = (
     ("DeepseekV32", (("kv_lora_rank",), _EXPERTS)),
     ("DeepseekV3", (("kv_lora_rank",), _EXPERTS)),
@@ -133,7 +133,6 @@ _NEEDED_BY_ARCHITECTURE = (
     ("Qwen3Next", (*_LINEAR_STATE, _EXPERTS)),
     ("Qwen3Moe", (_EXPERTS,)),
 )
-"""Fields whose absence would make another, smaller model of one of these, by the first match."""
 
 
 def _sparse_topk(fields: ConfigFields, cache: KvLayout) -> int:
@@ -148,8 +147,8 @@ def _sparse_topk(fields: ConfigFields, cache: KvLayout) -> int:
 
 
 def _needed_fields(architecture: str) -> tuple[tuple[str, ...], ...]:
-    found = (needed for name, needed in _NEEDED_BY_ARCHITECTURE if architecture.startswith(name))
-    return next(found, ())
+    matching = (needed for name, needed in _NEEDED_BY_ARCHITECTURE if architecture.startswith(name))
+    return next(matching, ())
 
 
 def _num_layers(fields: ConfigFields) -> int:
@@ -162,26 +161,7 @@ def _num_layers(fields: ConfigFields) -> int:
     return fields.need("num_hidden_layers", "n_layer", "num_layers")
 
 
-def _kv_heads(fields: ConfigFields) -> int:
-    blocks = fields.kinds("block_configs")
-    if blocks and not fields.get("num_key_value_heads"):
-        groups = [_block_kv_group(block) for block in blocks]
-        return fields.need("num_attention_heads") // max(filter(None, groups), default=1)
-    return fields.number("num_key_value_heads") or fields.need("num_attention_heads")
-
-
-def _block_kv_group(block: Mapping[str, Any]) -> int:
-    """Query heads that share one KV head in a block of a pruned model; 0 where there is none."""
-    attention = block.get("attention") or {}
-    return 0 if attention.get("no_op") else int(attention.get("n_heads_in_group") or 0)
-
-
-def _head_dim(fields: ConfigFields) -> int:
-    given = fields.number("head_dim", "attention_head_dim")
-    return given or fields.need("hidden_size") // fields.need("num_attention_heads")
-
-
-# --- what a token leaves behind ---------------------------------------------------------------
+# --- the KV cache -----------------------------------------------------------------------------
 
 
 def _cache(fields: ConfigFields, architecture: str, layers: int) -> KvLayout:
@@ -198,30 +178,30 @@ def _cache(fields: ConfigFields, architecture: str, layers: int) -> KvLayout:
 
 
 def _gqa(fields: ConfigFields, layers: int) -> GqaCache:
-    head_dim = _head_dim(fields)
+    dim = head_dim(fields)
     return GqaCache(
         layers=layers,
-        kv_heads=_kv_heads(fields),
-        head_dim=head_dim,
-        v_head_dim=fields.number("v_head_dim", default=head_dim),
+        kv_heads=kv_heads(fields),
+        head_dim=dim,
+        v_head_dim=fields.number("v_head_dim", default=dim),
     )
 
 
 def _attention_layers(fields: ConfigFields, layers: int) -> int:
-    """Layers that keep keys and values; in a hybrid, the others keep a state."""
+    """Return how many layers keep keys and values; in a hybrid, the others keep a state."""
     pattern = fields.get("hybrid_override_pattern")
     if pattern:
         return int(pattern.count("*"))
     kinds = fields.kinds("layers_block_type") or fields.kinds("layer_types")
-    named = [kind for kind in kinds if "attention" in str(kind) and "linear" not in str(kind)]
     if kinds:
-        return len(named)
+        names = map(str, kinds)
+        return sum(1 for name in names if "attention" in name and "linear" not in name)
     interval = fields.number("full_attention_interval")
     if interval and fields.get("linear_num_value_heads"):
         return layers // interval
     blocks = fields.kinds("block_configs")
     if blocks:
-        return sum(1 for block in blocks if _block_kv_group(block))
+        return sum(1 for block in blocks if query_group(block))
     return layers
 
 
@@ -259,8 +239,8 @@ def _block_sparse(fields: ConfigFields, sparse: Mapping[str, Any], layers: int) 
     num_key_only = sum(1 for flag, only in zip(flags, key_only, strict=False) if flag and only)
     return BlockSparseCache(
         layers=layers,
-        kv_heads=_kv_heads(fields),
-        head_dim=_head_dim(fields),
+        kv_heads=kv_heads(fields),
+        head_dim=head_dim(fields),
         index_dim=int(sparse.get("sparse_index_dim") or 128),
         index_key_layers=num_key_only,
         index_key_value_layers=num_sparse - num_key_only,
@@ -272,21 +252,21 @@ def _sliding(fields: ConfigFields, layers: int) -> KvLayout:
     window = fields.number("sliding_window", "sliding_window_size", "attention_chunk_size")
     if not window_layers or not window:
         return _gqa(fields, layers)
-    head_dim, kv_heads = _head_dim(fields), _kv_heads(fields)
-    v_head_dim = fields.number("v_head_dim", default=head_dim)
+    dim, heads = head_dim(fields), kv_heads(fields)
+    v_head_dim = fields.number("v_head_dim", default=dim)
     # Gemma-4 names the full layers' own shape, MiMo-V2 the window layers'.
-    full_dim = fields.number("global_head_dim", default=head_dim)
-    window_dim = fields.number("swa_head_dim", default=head_dim)
+    full_dim = fields.number("global_head_dim", default=dim)
+    window_dim = fields.number("swa_head_dim", default=dim)
     return SlidingCache(
         full=GqaCache(
             layers=layers - window_layers,
-            kv_heads=fields.number("num_global_key_value_heads", default=kv_heads),
+            kv_heads=fields.number("num_global_key_value_heads", default=heads),
             head_dim=full_dim,
-            v_head_dim=full_dim if full_dim != head_dim else v_head_dim,
+            v_head_dim=full_dim if full_dim != dim else v_head_dim,
         ),
         window=GqaCache(
             layers=window_layers,
-            kv_heads=fields.number("swa_num_key_value_heads", default=kv_heads),
+            kv_heads=fields.number("swa_num_key_value_heads", default=heads),
             head_dim=window_dim,
             v_head_dim=fields.number("swa_v_head_dim", default=v_head_dim),
         ),
@@ -301,7 +281,8 @@ def _window_layers(fields: ConfigFields, layers: int) -> int:
     pattern = fields.kinds("hybrid_layer_pattern")
     if pattern:
         return sum(1 for flag in pattern[:layers] if flag == 1)
-    # Llama-4: every fourth layer is full. SGLang configs/model_config.py: get_hybrid_layer_ids.
+    # In Llama-4, every fourth layer is a full one.
+    # SGLang configs/model_config.py: get_hybrid_layer_ids.
     return layers - layers // 4
 
 
@@ -359,7 +340,7 @@ def _mamba2(fields: ConfigFields, layers: int) -> LinearState:
     elif kinds:
         count = sum(1 for kind in kinds if "mamba" in str(kind))
     else:
-        # Falcon-H1 runs both kinds side by side in every layer.
+        # Every layer of Falcon-H1 has both kinds.
         count = layers
     return LinearState(
         kind="mamba2",
@@ -386,7 +367,7 @@ def _kda(fields: ConfigFields) -> LinearState:
         state_dim=int(linear["head_dim"]),
         groups=int(linear["num_heads"]),
         conv_kernel=int(linear.get("short_conv_kernel_size") or 4),
-        # SGLang does not read this family's config for the state's type; the launch may set it.
+        # SGLang ignores this family's config for the state's type; the launch may set it.
         ssm_dtype="float32",
     )
 
@@ -429,9 +410,9 @@ def _vision(fields: ConfigFields) -> NoVision | Vision:
     if not vision:
         return NoVision()
     return Vision(
-        # SGLang's rule reads these two names alone and falls back to 24 and 1024.
+        # SGLang reads these two names alone and falls back to 1024 and 24.
         # arg_groups/memory_hook.py: adjust_mem_fraction_for_vlm, 0.5.23.
-        # Kimi's own config class maps its names onto them; Qwen's `depth` stays unseen.
+        # Kimi's config class maps its names onto them; Qwen's `depth` is ignored.
         hidden_size=int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 1024),
         layers_seen_by_sglang=int(
             vision.get("num_hidden_layers") or vision.get("vt_num_hidden_layers") or 24
@@ -441,13 +422,13 @@ def _vision(fields: ConfigFields) -> NoVision | Vision:
 
 
 def _draft(fields: ConfigFields, layers: int) -> NoDraft | BuiltInDraft:
-    seen = fields.number("num_nextn_predict_layers")
-    count = seen or fields.number("mtp_num_hidden_layers", "mtp_transformer_layers")
+    declared = fields.number("num_nextn_predict_layers")
+    count = declared or fields.number("mtp_num_hidden_layers", "mtp_transformer_layers")
     if not count:
         return NoDraft()
     return BuiltInDraft(
         layers=count,
-        declared=seen > 0,
+        declared=declared > 0,
         tensors=draft_tensors(fields, layers, count),
     )
 

@@ -1,7 +1,6 @@
-"""Reads fields of a `config.json`, under any of the names that models give them.
+"""Fields of a `config.json`, under any of the names that models give them.
 
-A field that the arithmetic cannot do without is asked for with `need`, which names it in a
-one-line error.
+`need` reads a field that the arithmetic depends on, and names it in a one-line error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ _WRAPPERS = ("text_config", "thinker_config", "llm_config", "language_config")
 
 
 class ConfigFields:
-    """The text part of a config, with the wrapper's fields behind it."""
+    """The text part of a config; the wrapper's fields count where it lacks one."""
 
     __slots__ = ("_text", "_whole")
 
@@ -24,7 +23,7 @@ class ConfigFields:
         self._text = _text_part(config)
 
     def architecture(self) -> str:
-        """The class that SGLang loads: the wrapper's, when there is one."""
+        """Return the class that SGLang loads: the wrapper's, if there is one."""
         for part in (self._whole, self._text):
             names = part.get("architectures")
             if isinstance(names, list) and names:
@@ -32,7 +31,7 @@ class ConfigFields:
         return "unknown"
 
     def get(self, *names: str, default: object = None) -> Any:  # noqa: ANN401  # JSON is untyped
-        """The first of `names` that is present and not null."""
+        """Return the first of `names` that is present and not null."""
         for part in (self._text, self._whole):
             for name in names:
                 value = part.get(name)
@@ -41,14 +40,14 @@ class ConfigFields:
         return default
 
     def number(self, *names: str, default: int = 0) -> int:
-        """A whole number, or the default."""
+        """Return a whole number, or the default."""
         value = self.get(*names)
         if value is None:
             return default
         return _whole_number(names[0], value)
 
     def need(self, *names: str) -> int:
-        """A whole number above 0 that the plan cannot do without."""
+        """Return a whole number above 0. Raises PlanError where the config has none."""
         value = self.get(*names)
         if value is None:
             raise PlanError(f"the model config lacks {names[0]!r}, which the plan needs")
@@ -58,17 +57,17 @@ class ConfigFields:
         return number
 
     def kinds(self, name: str) -> Sequence[Any]:
-        """A list with one entry a layer, or nothing."""
+        """Return a list with one entry per layer, or an empty one."""
         value = self.get(name)
         return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """A nested object, or an empty one."""
+        """Return a nested object, or an empty one."""
         value = self.get(name)
         return value if isinstance(value, Mapping) else {}
 
     def whole_section(self, name: str) -> Mapping[str, Any]:
-        """A nested object of the wrapper alone."""
+        """Return a nested object of the wrapper, or an empty one."""
         value = self._whole.get(name)
         return value if isinstance(value, Mapping) else {}
 

@@ -1,7 +1,6 @@
-"""Reads a model's config from disk, from the catalogue, a local hub cache, or the hub.
+"""A model's config: from disk, the catalogue, the local hub cache, or the hub.
 
-The only module of the planner that touches files or the network. What it finds is handed on as
-plain mappings; it knows nothing about memory.
+The only module that reads model configs from files or the network.
 """
 
 import json
@@ -66,7 +65,7 @@ def _override_fields(text: str) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> ModelFiles:
-    """A `config.json`, or a folder with one."""
+    """Read a `config.json`, or a folder with one. Raises PlanError."""
     if path.is_dir():
         return _from_folder(path)
     if not path.exists():
@@ -79,7 +78,10 @@ def read_model(path: Path) -> ModelFiles:
 
 
 def find_model(name: str) -> ModelFiles:
-    """By name: a local path, the catalogue, the hub's cache, then the hub itself."""
+    """Find a config by the model's name: a folder, the catalogue, the hub's cache, then the hub.
+
+    Raises PlanError where none has it.
+    """
     if Path(name).is_dir() and (Path(name) / "config.json").exists():
         return _from_folder(Path(name))
     key = _catalogued(name)
@@ -89,12 +91,12 @@ def find_model(name: str) -> ModelFiles:
     if cached is not None:
         return _from_folder(cached)
     if "/" in name:
-        found_online = _from_hub(name)
-        if found_online is not None:
-            return found_online
+        from_hub = _from_hub(name)
+        if from_hub is not None:
+            return from_hub
     raise PlanError(
         f"no config known for model {name!r}: not in the catalogue, not in the hub cache, and "
-        f"the hub did not give it; pass --model-config FILE"
+        f"the hub did not return it; pass --model-config FILE"
     )
 
 
@@ -106,7 +108,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise PlanError(f"{path} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise PlanError(f"{path} does not hold a JSON object")
+        raise PlanError(f"{path} is not a JSON object")
     return loaded
 
 
@@ -123,7 +125,7 @@ def _from_folder(folder: Path) -> ModelFiles:
 
 
 def _checkpoint_bytes(folder: Path) -> int:
-    """Bytes of all tensors: the index's total, else the sum over the files' headers."""
+    """Return the bytes of all tensors: the index's total, else the sum over the files' headers."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         metadata = _read(index).get("metadata")
@@ -134,7 +136,7 @@ def _checkpoint_bytes(folder: Path) -> int:
 
 
 def _header_bytes(path: Path) -> int:
-    """A safetensors file starts with the length of a JSON header that gives every offset."""
+    """Return the bytes of a safetensors file's tensors, from the JSON header at its start."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -155,16 +157,16 @@ def _catalogue() -> Mapping[str, Any]:
 
 
 def catalogue_names() -> tuple[str, ...]:
-    """Models that can be planned without any file."""
+    """Return the models that can be planned without any file."""
     return tuple(sorted(_catalogue()["models"]))
 
 
 def catalogue_files(key: str) -> ModelFiles:
-    """One entry of the catalogue, by its own name."""
-    found = _catalogue()["models"][key]
+    """Return one entry of the catalogue."""
+    entry = _catalogue()["models"][key]
     return ModelFiles(
-        config=found["config"],
-        hf_quant=found.get("quant"),
+        config=entry["config"],
+        hf_quant=entry.get("quant"),
         checkpoint_bytes=0,
     )
 
@@ -183,9 +185,9 @@ def _catalogued(name: str) -> str | None:
 
 
 def _plain_tail(tail: str) -> str:
-    """The same model in another format or tuning shares its shapes."""
+    """Strip the suffix of another format or tuning: such models have the same shapes."""
     for suffix in ("-fp8", "-bf16", "-nvfp4", "-awq", "-gptq-int4", "-instruct", "-thinking",
-                   "-instruct-2507", "-thinking-2507", "-instruct-fp8"):  # fmt: skip
+                   "-instruct-2507", "-thinking-2507"):  # fmt: skip
         if tail.endswith(suffix):
             return tail.removesuffix(suffix)
     return tail

@@ -1,30 +1,31 @@
-"""How a checkpoint stores its weights: bytes a parameter, by module.
+"""The format of a checkpoint's weights: bytes per parameter, by module.
 
-`checkpoint_format` reads a quantisation config (or a name, or the user's word) into rules;
-`bytes_per_param` applies them to one tensor group. It knows nothing about parallelism.
+`checkpoint_format` makes rules of a quantisation config, the model's name or `--weights-format`;
+`bytes_per_param` applies them to one tensor group. Nothing here knows about parallelism.
 """
 
 import fnmatch
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from pipeline.errors import PlanError
 from pipeline.models.quantisation import config_format
 from schemas.plan import CheckpointFormat, FormatRule, TensorGroup, WeightFormat
 
-# Bytes a parameter that do not depend on the group size.
+# Bytes per parameter of the formats whose group size is fixed
 _PLAIN_BYTES: dict[str, float] = {
     "fp32": 4.0,
     "bf16": 2.0,
-    # one fp32 scale a tensor or a channel: nothing worth counting
+    # one fp32 scale per tensor or channel: negligible
     "fp8": 1.0,
-    # one fp32 scale a 128 x 128 block: 4 / 16384
+    # one fp32 scale per 128 x 128 block: 4 / 16384
     "fp8-block": 1.0 + 4 / 16384,
-    # one e8m0 byte a 32 values
+    # one e8m0 byte per 32 values
     "mxfp8": 1.0 + 1 / 32,
     "mxfp4": 0.5 + 1 / 32,
-    # one e4m3 byte a 16 values; the tensor scale is not worth counting
+    # one e4m3 byte per 16 values; the scale of the tensor is negligible
     "nvfp4": 0.5 + 1 / 16,
 }
 FORMATS: tuple[str, ...] = get_args(WeightFormat)
@@ -33,7 +34,7 @@ _FAMILY = {
     "fp8": "fp8", "fp8-block": "fp8", "int4-awq": "int4", "int4-gptq": "int4", "int4": "int4",
 }  # fmt: skip
 
-# What a name says, the first match wins; `MXFP4` must be seen before `FP4`.
+# Formats by a part of the model's name; the first match counts, so `mxfp4` is before `fp4`.
 _NAME_FORMATS: tuple[tuple[str, WeightFormat], ...] = (
     (r"nvfp4", "nvfp4"),
     (r"mxfp4", "mxfp4"),
@@ -48,14 +49,14 @@ _NAME_FORMATS: tuple[tuple[str, WeightFormat], ...] = (
 
 
 def bytes_per_param(group: TensorGroup, checkpoint: CheckpointFormat) -> float:
-    """Bytes that one parameter of this group takes on the device."""
+    """Return the bytes of one parameter of this group on the device."""
     if group.fixed_bytes_per_param:
         return group.fixed_bytes_per_param
     return _format_bytes(format_of(group, checkpoint), checkpoint.group_size)
 
 
 def format_of(group: TensorGroup, checkpoint: CheckpointFormat) -> WeightFormat:
-    """The format of a group: the first rule that matches, else what the scope says."""
+    """Return the format of a group: of the first rule that matches, else by the scope."""
     if not group.quantizable:
         return "bf16"
     for rule in checkpoint.rules:
@@ -75,26 +76,29 @@ def checkpoint_format(
     config: Mapping[str, Any],
     hf_quant: Mapping[str, Any] | None,
     *,
-    told: str | None,
+    stated: str | None,
     moe: bool,
 ) -> CheckpointFormat:
-    """The user's word first, then the config where it agrees, then the name, then bf16."""
-    if told is not None and told not in FORMATS:
-        raise PlanError(f"--weights-format {told!r} is not one of {', '.join(FORMATS)}")
-    said = told or name_format(name)
-    found = config_format(config, hf_quant)
+    """Return the format that the config declares, unless `stated` or the name contradict it.
+
+    `stated` is the user's `--weights-format`; it outranks the name. Raises PlanError for an unknown
+    one. Without config, statement and format in the name, the weights are bf16.
+    """
+    if stated is not None and stated not in FORMATS:
+        raise PlanError(f"--weights-format {stated!r} is not one of {', '.join(FORMATS)}")
+    expected = stated or name_format(name)
+    declared = config_format(config, hf_quant)
     head_rules = _head_rules(name)
-    if found is not None and (said is None or _agree(said, found)):
-        return _with_rules(found, head_rules)
-    if said is None or said == "bf16":
-        source = "as told" if told else "no quantisation config"
-        return _plain("bf16", source)
-    source = "as told" if told else "read from the name"
-    return _with_rules(_by_default(said, name, moe, source), head_rules)
+    if declared is not None and (expected is None or _agree(expected, declared)):
+        return replace(declared, rules=head_rules + declared.rules)
+    if expected is None or expected == "bf16":
+        return _plain("bf16", "as told" if stated else "no quantisation config")
+    by_name = _by_default(expected, name, moe, "as told" if stated else "read from the name")
+    return replace(by_name, rules=head_rules + by_name.rules)
 
 
 def name_format(name: str) -> WeightFormat | None:
-    """The format that a checkpoint's name ends in, if it does."""
+    """Return the format in a checkpoint's name, if there is one."""
     tail = name.rsplit("/", 1)[-1].lower()
     for pattern, fmt in _NAME_FORMATS:
         if re.search(pattern, tail):
@@ -105,7 +109,7 @@ def name_format(name: str) -> WeightFormat | None:
 
 
 def online_format(checkpoint: CheckpointFormat, quantization: str) -> CheckpointFormat:
-    """`--quantization` on a plain checkpoint: the engine quantises while it loads."""
+    """Return the format after `--quantization`, which quantises a plain checkpoint on load."""
     if checkpoint.base != "bf16" or checkpoint.rules:
         return checkpoint
     online: dict[str, WeightFormat] = {
@@ -116,48 +120,28 @@ def online_format(checkpoint: CheckpointFormat, quantization: str) -> Checkpoint
     fmt = online.get(quantization)
     if fmt is None:
         return checkpoint
-    return CheckpointFormat(
-        base=fmt,
-        rules=(),
-        scope="linears",
-        group_size=128,
-        fp8_kv_cache=False,
-        source=f"--quantization {quantization}",
-    )
+    return _plain(fmt, f"--quantization {quantization}")
 
 
 def _format_bytes(fmt: WeightFormat, group_size: int) -> float:
     if fmt in _PLAIN_BYTES:
         return _PLAIN_BYTES[fmt]
-    # fp16 or bf16 scale a group; AWQ and GPTQ add packed 4-bit zeros
+    # an fp16 or bf16 scale per group; AWQ and GPTQ add packed 4-bit zeros
     zeros = 0.5 / group_size if fmt in ("int4-awq", "int4-gptq") else 0.0
     return 0.5 + 2 / group_size + zeros
 
 
-def _agree(said: str, found: CheckpointFormat) -> bool:
-    """Whether the config holds the same family of format as was said."""
-    kinds = {found.base, *(rule.format for rule in found.rules)}
-    return _FAMILY.get(said, said) in {_FAMILY.get(kind, kind) for kind in kinds - {"bf16"}}
+def _agree(expected: str, declared: CheckpointFormat) -> bool:
+    """Return True where the config declares a format of the expected family."""
+    kinds = {declared.base, *(rule.format for rule in declared.rules)} - {"bf16"}
+    return _FAMILY.get(expected, expected) in {_FAMILY.get(kind, kind) for kind in kinds}
 
 
 def _head_rules(name: str) -> tuple[FormatRule, ...]:
-    """Some repositories say in the name that the output head stays in bf16."""
+    """Return the rule for names which state that the output head is in bf16."""
     if re.search(r"bf16[-_]?lm[-_]?head", name.lower()):
         return (FormatRule(pattern="lm_head", format="bf16"),)
     return ()
-
-
-def _with_rules(checkpoint: CheckpointFormat, first: tuple[FormatRule, ...]) -> CheckpointFormat:
-    if not first:
-        return checkpoint
-    return CheckpointFormat(
-        base=checkpoint.base,
-        rules=first + checkpoint.rules,
-        scope=checkpoint.scope,
-        group_size=checkpoint.group_size,
-        fp8_kv_cache=checkpoint.fp8_kv_cache,
-        source=checkpoint.source,
-    )
 
 
 def _plain(fmt: WeightFormat, source: str) -> CheckpointFormat:
@@ -167,7 +151,7 @@ def _plain(fmt: WeightFormat, source: str) -> CheckpointFormat:
 
 
 def _by_default(fmt: WeightFormat | str, name: str, moe: bool, source: str) -> CheckpointFormat:
-    """What a format usually covers when only its name is known."""
+    """Return the usual coverage of a format of which only the name is known."""
     base = next(known for known in get_args(WeightFormat) if known == fmt)
     experts_only = base == "mxfp4" or (base == "nvfp4" and moe)
     draft = (FormatRule(pattern="mtp*", format="bf16"),) if base in ("nvfp4", "mxfp4") else ()
@@ -183,13 +167,13 @@ def _by_default(fmt: WeightFormat | str, name: str, moe: bool, source: str) -> C
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a config's pattern covers the module `name`, written as `layers.#.…`."""
+    """Return True where a config's pattern covers the module `name`, such as `layers.#.…`."""
     full = f"model.{name}"
     if pattern.startswith("re:"):
         return re.match(pattern[3:], full.replace("#", "0")) is not None
     tail = re.sub(r"^.*?(?=layers\.#)", "", pattern) if "layers.#" in pattern else pattern
     if tail in ("layers.#*", "layers.#.*", "layers.#"):
-        # A whole layer kept aside is the draft layer, or a leading dense one.
+        # A whole layer that is excluded is the draft layer, or a leading dense one.
         return name.startswith("mtp.") or ".mlp.dense" in name
     for candidate in (name, full, name.removeprefix("layers.#.")):
         if tail == candidate or fnmatch.fnmatchcase(candidate, tail):

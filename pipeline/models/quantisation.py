@@ -1,6 +1,6 @@
-"""Quantisation configs of every method → `CheckpointFormat`.
+"""Quantisation configs of every method, parsed into a `CheckpointFormat`.
 
-Module lists may be whole or collapsed to patterns with `#` for a layer's number.
+Lists of modules may be complete, or collapsed to patterns with `#` for the layer's number.
 """
 
 import re
@@ -13,7 +13,7 @@ from schemas.plan import CheckpointFormat, FormatRule, WeightFormat
 def config_format(
     config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None
 ) -> CheckpointFormat | None:
-    """The format that a quantisation config declares; nothing where there is none."""
+    """Return the format that a quantisation config declares, or None without one."""
     text = config.get("text_config") or {}
     quant = config.get("quantization_config") or text.get("quantization_config")
     modelopt = (hf_quant or {}).get("quantization")
@@ -42,7 +42,7 @@ def config_format(
 
 
 def multiplied_in_16_bits(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> bool:
-    """Whether four-bit floats are stored but not multiplied: activations stay in 16 bits."""
+    """Return True where four-bit weights are multiplied with 16-bit activations."""
     text = config.get("text_config") or {}
     quant = config.get("quantization_config") or text.get("quantization_config") or {}
     if any("W4A16" in str(part) for part in ((hf_quant or {}).get("quantization"), quant)):
@@ -128,7 +128,7 @@ def _algo_format(algo: str) -> WeightFormat:
 
 
 def _listed(layers: Mapping[str, Any] | None) -> tuple[FormatRule, ...]:
-    """`quantized_layers`: module name (or collapsed pattern) to its algorithm."""
+    """Return the rules of `quantized_layers`: a module or pattern, and its algorithm."""
     if not layers:
         return ()
     entries = layers.get("patterns", layers) if layers.get("collapsed") else layers
@@ -142,7 +142,7 @@ def _listed(layers: Mapping[str, Any] | None) -> tuple[FormatRule, ...]:
 
 
 def _groups_listed(quant: Mapping[str, Any]) -> tuple[FormatRule, ...]:
-    """Mixed precision told by `config_groups` with explicit targets."""
+    """Return the rules of `config_groups` with explicit targets."""
     rules = []
     for group in (quant.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
@@ -186,13 +186,13 @@ def _ignored(quant: Mapping[str, Any], key: str) -> tuple[FormatRule, ...]:
 
 
 def _patterns(value: object) -> Sequence[str]:
-    """A list of module names, or one already collapsed to patterns."""
+    """Return the patterns of a list of modules, complete or collapsed."""
     if value is None:
         return ()
     if isinstance(value, Mapping):
         return _patterns(value.get("patterns"))
     if isinstance(value, str):
-        # a collapsed list may be cut to its head and printed as text
+        # A collapsed list may be abridged and printed as text.
         value = re.findall(r"'([^']+)'", value)
     if not isinstance(value, Sequence):
         return ()
@@ -200,7 +200,10 @@ def _patterns(value: object) -> Sequence[str]:
 
 
 def _generic(pattern: str) -> str:
-    """`model.layers.3.mlp.gate` → `model.layers.#.mlp.gate`; regular expressions stay."""
+    """Replace a layer's number with `#`: `model.layers.3.mlp` → `model.layers.#.mlp`.
+
+    Regular expressions are returned unchanged.
+    """
     if pattern.startswith("re:"):
         return pattern
     return re.sub(r"(?<=\.)\d+(?=\.|\*|$)", "#", pattern)

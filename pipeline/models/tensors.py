@@ -1,10 +1,11 @@
 """The weights of a model as groups that share a shape rule, from its config.
 
-Shapes follow the families' public layouts; biases, norms and other vectors are left out, since
-they come to less than a thousandth. Nothing here knows how many ranks will share a tensor.
+Shapes follow the families' public layouts. Biases, norms and other vectors are left out: together
+they are less than a thousandth. Nothing here knows how many ranks share a tensor.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.models.attention_tensors import (
@@ -12,6 +13,7 @@ from pipeline.models.attention_tensors import (
     group,
     layer_names,
     linear_attention_tensors,
+    per_layer,
 )
 from pipeline.models.fields import ConfigFields
 from schemas.plan import TensorGroup
@@ -20,7 +22,7 @@ from schemas.plan import TensorGroup
 def target_tensors(
     fields: ConfigFields, layers: int, attention_layers: int, state_layers: int
 ) -> tuple[TensorGroup, ...]:
-    """All weights but the draft's."""
+    """Return all weights but the draft's."""
     groups = [*_vocabulary(fields), *attention_tensors(fields, layers, attention_layers)]
     groups += linear_attention_tensors(fields, state_layers)
     groups += _feed_forward(fields, layers)
@@ -31,23 +33,25 @@ def target_tensors(
 
 
 def draft_tensors(fields: ConfigFields, layers: int, count: int) -> tuple[TensorGroup, ...]:
-    """The MTP layers: one block of the target's last kind each, and a joining projection."""
+    """Return the MTP layers: each a block of the target's last kind and a joining projection."""
     hidden = fields.need("hidden_size")
     scale = count / max(layers, 1)
     attention = attention_tensors(fields, layers, layers, draft=True)
     blocks = [
-        _renamed(group, int(group.params * scale), count)
+        replace(
+            group,
+            names=tuple(f"mtp.{name}" for name in group.names),
+            params=int(group.params * scale),
+            layers=count,
+        )
         for group in (*attention, *_draft_feed_forward(fields, layers))
     ]
-    if fields.kinds("compress_ratios"):
-        blocks = [group for group in blocks if "compressor" not in group.names[0]]
-        blocks = [group for group in blocks if "indexer" not in group.names[0]]
     blocks.append(group(("mtp.fc",), 2 * hidden * hidden * count, "replicated", quantizable=False))
     return tuple(group for group in blocks if group.params > 0)
 
 
 def vision_params(vision: Mapping[str, Any]) -> int:
-    """The encoder of a multimodal model, from whichever names its config uses."""
+    """Return the size of a multimodal model's encoder, under any of the names in configs."""
     hidden = int(vision.get("hidden_size") or vision.get("vt_hidden_size") or 0)
     depth = int(
         vision.get("num_hidden_layers")
@@ -66,17 +70,6 @@ def vision_params(vision: Mapping[str, Any]) -> int:
     patch = hidden * 3 * int(vision.get("patch_size") or 14) ** 2 * 2
     positions = hidden * int(vision.get("num_position_embeddings") or 0)
     return depth * (attention + 2 * hidden * inner) + mergers * merger + patch + positions
-
-
-def _renamed(group: TensorGroup, params: int, layers: int) -> TensorGroup:
-    return TensorGroup(
-        names=tuple("mtp." + name for name in group.names),
-        params=params,
-        shard=group.shard,
-        layers=layers,
-        quantizable=group.quantizable,
-        fixed_bytes_per_param=group.fixed_bytes_per_param,
-    )
 
 
 def _vocabulary(fields: ConfigFields) -> list[TensorGroup]:
@@ -100,7 +93,7 @@ def _feed_forward(fields: ConfigFields, layers: int) -> list[TensorGroup]:
     if dense_layers:
         groups.append(_dense(fields, dense_layers, has_experts=experts > 1))
     if experts > 1 and fields.get("enable_moe_block"):
-        # Gemma-4 runs a dense block beside the experts in every layer.
+        # Gemma-4 runs a dense block next to the experts in every layer.
         groups.append(_dense(fields, layers, has_experts=False))
     if moe_layers:
         groups += _experts(fields, moe_layers, experts)
@@ -131,7 +124,7 @@ def _dense(fields: ConfigFields, layers: int, *, has_experts: bool) -> TensorGro
 
 
 def _pruned_inner(block: Mapping[str, Any], hidden: int) -> int:
-    """A pruned model gives each layer's width as a multiple of the hidden size."""
+    """Return the width of a pruned model's block, given as a multiple of the hidden size."""
     ffn = block.get("ffn") or {}
     if ffn.get("no_op") or not ffn.get("ffn_mult"):
         return 0
@@ -140,7 +133,7 @@ def _pruned_inner(block: Mapping[str, Any], hidden: int) -> int:
 
 
 def _ffn_layers(fields: ConfigFields, layers: int, experts: int) -> tuple[int, int]:
-    """How many layers hold a dense block and how many hold experts."""
+    """Return how many layers have a dense block and how many have experts."""
     pattern = fields.get("hybrid_override_pattern")
     if pattern:
         return pattern.count("-"), pattern.count("E")
@@ -176,38 +169,36 @@ def _experts(fields: ConfigFields, layers: int, experts: int) -> list[TensorGrou
         "feed_forward.experts",
     )
     if fields.get("enable_moe_block"):
-        # Beside the dense block, not inside it: a pattern for the one must miss the other.
+        # The experts are next to the dense block: patterns for one must not match the other.
         names = layer_names("experts")
     groups = [
         group(names, layers * experts * matrices * width * inner, "expert", layers=layers),
-        group(
-            layer_names("mlp.gate", "mlp.router", "mixer.gate", "block_sparse_moe.gate"),
-            layers * hidden * experts,
-            "replicated",
-            layers=layers,
+        per_layer(
+            layers, hidden * experts, "replicated",
+            "mlp.gate", "mlp.router", "mixer.gate", "block_sparse_moe.gate",
             quantizable=False,
         ),
-    ]
+    ]  # fmt: skip
     if latent:
-        names = layer_names("mixer.latent_proj", "mlp.latent_proj")
-        groups.append(group(names, layers * 2 * hidden * latent, "replicated", layers=layers))
+        groups.append(
+            per_layer(
+                layers, 2 * hidden * latent, "replicated", "mixer.latent_proj", "mlp.latent_proj"
+            )
+        )
     shared = _shared_inner(fields, inner)
     if shared:
-        names = layer_names(
-            "mlp.shared_experts",
-            "mlp.shared_expert",
-            "ffn.shared_experts",
-            "mixer.shared_experts",
-            "block_sparse_moe.shared_experts",
-        )
         groups.append(
-            group(names, layers * matrices * hidden * shared, "shared_expert", layers=layers)
-        )
+            per_layer(
+                layers, matrices * hidden * shared, "shared_expert",
+                "mlp.shared_experts", "mlp.shared_expert", "ffn.shared_experts",
+                "mixer.shared_experts", "block_sparse_moe.shared_experts",
+            )
+        )  # fmt: skip
     return groups
 
 
 def _shared_inner(fields: ConfigFields, inner: int) -> int:
-    """The width of all shared experts together."""
+    """Return the width of all shared experts together."""
     given = fields.number(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",

@@ -1,8 +1,8 @@
-"""How a model family is told to think, and where its thinking ends. Pure.
+"""Thinking by model family: the switch in its chat template, and where its thinking ends. Pure.
 
-The chat template of each family has a word of its own for thinking. An engine with a reasoning
-parser sends the thinking apart; one without leaves the tags in the text, sometimes without the
-opening one, which the template has put at the end of the prompt.
+Each family's chat template has its own switch. An engine with a reasoning parser returns the
+thinking separately; one without leaves the tags in the text, sometimes without the opening tag,
+which the template has put at the end of the prompt.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a family's template expects; found by a piece of the model's name."""
+    """A family's template switch; the family is known by a part of the model's name."""
 
     name_parts: tuple[str, ...]
     word: str | None
@@ -20,10 +20,10 @@ class Family:
     on: object = True
     off: object = False
     opens_in_prompt: bool = False
-    """The template itself writes the opening tag, so the text begins inside the thinking."""
+    """The template writes the opening tag, so the text begins inside the thinking."""
 
 
-# Words and defaults as in SGLang 0.5.23, srt/parser/reasoning_parser.py and
+# Switches and defaults as in SGLang 0.5.23, srt/parser/reasoning_parser.py and
 # srt/entrypoints/openai/serving_chat.py; templates of the Hugging Face repositories.
 FAMILIES = (
     Family(name_parts=("deepseek-v3.1", "deepseek-v3.2", "deepseek-v4"), word="thinking"),
@@ -56,28 +56,28 @@ _UNKNOWN = Family(name_parts=(), word="enable_thinking")
 
 
 def family(model: str) -> Family:
-    """The first family with a piece of its name in the model's; the Qwen word where none has."""
+    """Return the first family that matches the model's name; Qwen's switch where none does."""
     name = model.lower()
     return next((f for f in FAMILIES if any(part in name for part in f.name_parts)), _UNKNOWN)
 
 
 def template_kwargs(model: str, *, thinking: bool) -> dict[str, object]:
-    """`chat_template_kwargs` that switch thinking for this model."""
-    found = family(model)
-    if found.word is None:
+    """Return the `chat_template_kwargs` that switch thinking for this model."""
+    switch = family(model)
+    if switch.word is None:
         return {}
-    return {found.word: found.on if thinking else found.off}
+    return {switch.word: switch.on if thinking else switch.off}
 
 
 def split_thinking(
     content: str, reasoning: str | None, *, opens_in_prompt: bool, was_cut: bool
 ) -> tuple[str | None, str]:
-    """`(reasoning_text, answer_text)` of one generated turn.
+    """Return `(reasoning_text, answer_text)` of one generated turn.
 
-    `reasoning` is what the engine sent apart, if it did. Otherwise the tags in `content` decide:
-    all before the closing tag is thinking, with or without the opening one; a text cut before
-    the closing tag is all thinking when it opens with the tag, or when the prompt did.
-    The line feeds that separate thinking from answer belong to neither.
+    `reasoning` is what the engine returned separately, if anything. Otherwise the tags in `content`
+    decide: everything before the closing tag is thinking, with or without the opening tag; a text
+    cut before the closing tag is all thinking if the text or the prompt opened it. The line feeds
+    between thinking and answer are in neither.
     """
     if reasoning is not None:
         return reasoning.strip("\n"), content.lstrip("\n")

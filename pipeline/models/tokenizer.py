@@ -1,7 +1,7 @@
-"""How many tokens a conversation takes, by the model's own tokenizer where it is at hand.
+"""Token counts of conversations, by the model's own tokenizer where it is available.
 
-Nothing is downloaded: a GGUF file brings its tokenizer, a model folder or the local hub cache may
-hold `tokenizer.json`. Otherwise the count is an approximation and says so.
+Nothing is downloaded: a GGUF file contains its tokenizer, a model folder or the local hub cache may
+have `tokenizer.json`. Otherwise the count is an approximation and says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,64 +16,67 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from pipeline.errors import ConfigError
 from schemas.prompt import TEMPLATE_TOKENS_PER_MESSAGE, Message
 
+# assumed: English and CJK text both have 3.5 to 4.5 UTF-8 bytes per token with vocabularies of 50k
+# tokens and more
 _BYTES_PER_TOKEN = 4
-# assumed: English and CJK text both take 3.5 to 4.5 UTF-8 bytes a token with vocabularies of 50k
-# tokens and more.
 
+# llama.cpp's token types, include/llama.h
 _CONTROL, _USER_DEFINED = 3, 4
-# llama.cpp's token types, include/llama.h.
 
+# The pre-tokenizer in tokenizer.json of the Qwen2 and Qwen3 repositories
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The pre-tokenizer in tokenizer.json of the Qwen2 and Qwen3 repositories.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounter:
-    """Counts tokens of a conversation; `method` says how, for people."""
+    """Counts the tokens of conversations; `method` names the way, for people."""
 
     method: str
     is_exact: bool
     count_text: Callable[[str], int]
 
     def count(self, messages: Sequence[Message]) -> int:
-        """Tokens of the texts, and an assumed few a message for the chat template."""
+        """Count the tokens of the texts, and an assumed few per message for the chat template."""
         texts = sum(self.count_text(message.content) for message in messages)
         return texts + TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
 
 
 def gguf_token_counter(path: Path) -> TokenCounter:
-    """By the tokenizer in a GGUF file; an approximation where it is of a kind not known here."""
+    """Return the counter of a GGUF file's tokenizer; an approximation for kinds unknown here."""
     tokenizer = _gguf_tokenizer(path)
     return _exact(tokenizer, path.name) if tokenizer else approximate_token_counter()
 
 
 def model_token_counter(model: str) -> TokenCounter:
-    """By `tokenizer.json` of a model folder or of the hub cache, else an approximation."""
-    local = Path(model) / "tokenizer.json"
-    found = local if local.is_file() else _cached_tokenizer(model)
-    if found is None:
+    """Return the counter of `tokenizer.json` in a folder or the hub cache, or an approximation."""
+    path = _tokenizer_path(model)
+    if path is None:
         return approximate_token_counter()
-    tokenizer = _tokenizer_in(found)
-    # The file may ask for both, and the count would be of what is left or added.
+    tokenizer = _tokenizer_in(path)
+    # The file may switch both on, and the count would include them.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _exact(tokenizer, model)
 
 
 def model_text_decoder(model: str) -> Callable[[Sequence[Sequence[int]]], list[str]] | None:
-    """From lists of token ids to their texts, special tokens left out, on all cores.
+    """Return a decoder from lists of token ids to texts without special tokens, on all cores.
 
-    None where no tokenizer is at hand.
+    Returns None where no tokenizer is available.
     """
-    local = Path(model) / "tokenizer.json"
-    found = local if local.is_file() else _cached_tokenizer(model)
-    if found is None:
+    path = _tokenizer_path(model)
+    if path is None:
         return None
-    tokenizer = _tokenizer_in(found)
+    tokenizer = _tokenizer_in(path)
     return lambda lists: tokenizer.decode_batch(list(lists), skip_special_tokens=True)
+
+
+def _tokenizer_path(model: str) -> Path | None:
+    local = Path(model) / "tokenizer.json"
+    return local if local.is_file() else _cached_tokenizer(model)
 
 
 def _cached_tokenizer(model: str) -> Path | None:
@@ -82,7 +85,8 @@ def _cached_tokenizer(model: str) -> Path | None:
     try:
         cached = try_to_load_from_cache(model, "tokenizer.json")
     except HFValidationError:
-        return None  # a name that the server knows and the hub does not
+        # A name that only the server knows
+        return None
     return Path(cached) if isinstance(cached, str) else None
 
 
@@ -95,7 +99,7 @@ def _tokenizer_in(path: Path) -> Tokenizer:
 
 def approximate_token_counter() -> TokenCounter:
     return TokenCounter(
-        method=f"approximated: {_BYTES_PER_TOKEN} UTF-8 bytes a token",
+        method=f"approximated: {_BYTES_PER_TOKEN} UTF-8 bytes per token",
         is_exact=False,
         count_text=lambda text: -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN),
     )
@@ -110,13 +114,13 @@ def _exact(tokenizer: Tokenizer, name: str) -> TokenCounter:
 
 
 def _gguf_tokenizer(path: Path) -> Tokenizer | None:
-    # Read here: the package takes half a second to import, and comes with the embedded engine.
+    # Imported here: it takes half a second, and comes with the embedded engine.
     from gguf import GGUFReader
 
     try:
         fields = GGUFReader(path).fields
     except ValueError as error:
-        raise ConfigError(f"engine.model_file: {path} is no GGUF file: {error}") from None
+        raise ConfigError(f"engine.model_file: {path} is not a GGUF file: {error}") from None
     kind, words = _content(fields, "model"), _word_splitter(str(_content(fields, "pre")))
     if kind != "gpt2" or words is None:
         return None
@@ -144,7 +148,7 @@ def _content(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any me
 
 
 def _word_splitter(name: str) -> pre_tokenizers.PreTokenizer | None:
-    """The pre-tokenizer that llama.cpp calls `name`, for the vocabularies used here."""
+    """Return the pre-tokenizer that llama.cpp calls `name`, for the vocabularies used here."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if name == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)

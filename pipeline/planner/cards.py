@@ -1,7 +1,7 @@
-"""The catalogue of cards, and the card a person means by a name.
+"""The catalogue of cards, and the card that a name means.
 
-A card has two totals: `smi_mib`, from which SGLang picks its defaults, and `total_bytes`, which
-CUDA hands out. This module knows nothing about models or launches.
+A card has two totals: `smi_mib`, from which SGLang derives its defaults, and `total_bytes`, which
+CUDA can allocate. Nothing here knows about models or launches.
 """
 
 import difflib
@@ -19,35 +19,35 @@ from schemas.plan import Gpu
 from schemas.units import GIB
 
 _DATA = Path(__file__).with_name("data") / "gpus.json"
-# What a PCIe 5 x16 slot gives between cards. measured: peer writes on RTX PRO 6000 boards, 53-56
+# Bandwidth of a PCIe 5 x16 slot between cards. measured: peer writes on RTX PRO 6000 boards, 53-56
 # GB/s on one socket and 39-51 across two (rtx6kpro, 2026-05-17)
 _PCIE_GB_PER_S = 50
 # nvidia-smi's total over torch's; 1.004 to 1.0065 on the cards where both are known
 _SMI_PER_TORCH = 1.0056
 # Totals of one card differ by less between drivers; memory sizes of one name by far more.
 _SAME_MEMORY_FRACTION = 0.02
-# Words that tell no card from another, in the names of vendors and of cloud catalogues.
+# Words in the names of vendors and cloud catalogues that distinguish no cards
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """One provider's price, as it was read."""
+    """Price of one provider."""
 
     kind: PriceKind
     low_usd_per_gpu_hour: float
     high_usd_per_gpu_hour: float
     source: str
     date: str
-    """Empty where it is not known."""
+    """Empty where it is unknown."""
 
 
 def gpu_named(text: str) -> Gpu:
-    """The card that `text` names, in any spelling that leaves it unambiguous."""
-    wanted = _words(text)
+    """Return the card that `text` names, in any unambiguous spelling. Raises PlanError."""
+    words = _words(text)
     cards = _catalogue()
     by_score = sorted(
-        ((_score(wanted, names), key) for key, (_, names) in cards.items()), reverse=True
+        ((_score(words, names), key) for key, (_, names) in cards.items()), reverse=True
     )
     score, key = by_score[0]
     if score <= 0:
@@ -80,12 +80,12 @@ def gpu_reported(name: str, smi_mib: int) -> Gpu:
 
 
 def gpu_of_memory(gib: float, name: str = "") -> Gpu:
-    """A card that the catalogue lacks, known by its memory alone."""
+    """Return a card that the catalogue lacks, known by its memory alone. Raises PlanError."""
     if not 0 < gib < math.inf:
         raise PlanError(f"--gpu-memory-gib must be above 0, got {gib}")
     return Gpu(
         name=name or f"unlisted GPU with {gib:g} GiB",
-        # assumed: Hopper, whose backends take the middle of every table
+        # assumed: Hopper, whose defaults are between those of other cards
         compute_capability=90,
         smi_mib=int(gib * 1024 * _SMI_PER_TORCH),
         total_bytes=int(gib * GIB),
@@ -96,13 +96,13 @@ def gpu_of_memory(gib: float, name: str = "") -> Gpu:
 
 
 def gpu_with_memory(gpu: Gpu, gib: float) -> Gpu:
-    """The same card with another amount of memory."""
+    """Return the card with another amount of memory. Raises PlanError."""
     other = gpu_of_memory(gib, gpu.name)
     return replace(gpu, smi_mib=other.smi_mib, total_bytes=other.total_bytes)
 
 
 def speed_of(gpu: Gpu) -> GpuSpeed:
-    """What the card can move and multiply; a card known by its memory alone has no speed."""
+    """Return the card's bandwidths and FLOPS. Raises PlanError for an unlisted card."""
     entry = _entries_by_name().get(gpu.name)
     if entry is None:
         raise PlanError(
@@ -126,18 +126,18 @@ def speed_of(gpu: Gpu) -> GpuSpeed:
 
 
 def speed_known(gpu: Gpu) -> bool:
-    """Whether `speed_of` has an answer."""
+    """Return True for a card whose speed is listed."""
     return gpu.name in _entries_by_name()
 
 
 def listed_prices(gpu: Gpu) -> tuple[Listing, ...]:
-    """Every listing of the card; none for a card known by its memory alone."""
+    """Return all listings of the card; none for an unlisted card."""
     entry = _entries_by_name().get(gpu.name, {})
     return tuple(Listing(**listing) for listing in entry.get("prices", ()))
 
 
 def gpu_keys() -> tuple[str, ...]:
-    """Every card of the catalogue, by its short name."""
+    """Return the short names of all cards in the catalogue."""
     return tuple(_catalogue())
 
 
@@ -169,7 +169,7 @@ def _dashed(text: str) -> str:
 
 
 def _words(text: str) -> frozenset[str]:
-    """`B200 180GB` and `b200-180gb` alike; `rtxpro6000` splits where letters meet digits."""
+    """Split a name into words: `B200 180GB` like `b200-180gb`, `rtxpro6000` like `rtx pro 6000`."""
     spaced = re.sub(r"[^a-z0-9]+", " ", text.lower())
     spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
     spaced = re.sub(r"\b(rtx|pro|geforce)(?=[a-z0-9])", r"\1 ", spaced)
@@ -177,14 +177,14 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(spaced.split()) - _NOISE
 
 
-def _score(wanted: frozenset[str], names: tuple[frozenset[str], ...]) -> int:
-    """How well the wanted words meet one of the card's spellings; 0 is no match."""
+def _score(words: frozenset[str], names: tuple[frozenset[str], ...]) -> int:
+    """Return how well the words match one of the card's spellings; 0 is no match."""
     best = 0
     for name in names:
-        if name == wanted:
+        if name == words:
             return 1000
-        if name and name <= wanted:
-            best = max(best, 10 * len(name) - len(wanted - name))
-        if wanted and wanted <= name and any(ch.isdigit() for word in wanted for ch in word):
-            best = max(best, 5 * len(wanted) - len(name - wanted))
+        if name and name <= words:
+            best = max(best, 10 * len(name) - len(words - name))
+        if words and words <= name and any(ch.isdigit() for word in words for ch in word):
+            best = max(best, 5 * len(words) - len(name - words))
     return best

@@ -62,7 +62,7 @@ def test_run_file_without_mistakes_is_counted(
         "rows       1 to generate, 0 of them done",
         "turns      1 assistant turns",
         # One byte is one token, and the template five.
-        "tokens     6 in prompts (approximated: 4 UTF-8 bytes a token)",
+        "tokens     6 in prompts (approximated: 4 UTF-8 bytes per token)",
     ]
     assert not (tmp_path / "out").exists()
 
@@ -481,7 +481,7 @@ def test_model_file_that_is_no_gguf_is_named(tmp_path: Path, told: Told) -> None
     path = tmp_path / "m.gguf"
     path.write_text("weights, honestly " * 20)
     assert told(f"engine={{model_file: {path}}}").startswith(
-        f"engine.model_file: {path} is no GGUF file: "
+        f"engine.model_file: {path} is not a GGUF file: "
     )
 
 

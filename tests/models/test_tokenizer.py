@@ -105,7 +105,7 @@ def test_broken_tokenizer_file_is_refused_by_name(model_folder: Path) -> None:
 def test_model_without_a_tokenizer_at_hand_is_approximated(model: str) -> None:
     counter = model_token_counter(model)
     assert not counter.is_exact
-    assert counter.method == "approximated: 4 UTF-8 bytes a token"
+    assert counter.method == "approximated: 4 UTF-8 bytes per token"
 
 
 def test_approximation_counts_four_bytes_a_token_rounded_up() -> None:
@@ -177,7 +177,7 @@ def test_file_that_is_no_gguf_is_refused_by_name(tmp_path: Path, data: bytes) ->
     pytest.importorskip("gguf")
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=f"^engine.model_file: {path} is no GGUF file: "):
+    with pytest.raises(ConfigError, match=f"^engine.model_file: {path} is not a GGUF file: "):
         gguf_token_counter(path)
 
 

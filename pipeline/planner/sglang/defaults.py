@@ -32,7 +32,7 @@ class CardDefaults:
     """Sizes that follow from the card's memory where the line does not give them."""
 
     chunk_tokens: int
-    """Before attention data parallelism divides it; not above 0 with chunked prefill off."""
+    """Tokens per chunk before attention data parallelism divides them; -1 for one chunk."""
     decode_max_bs: int
 
 

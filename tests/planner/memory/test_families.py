@@ -237,7 +237,7 @@ def group(name: str, shard: Shard) -> TensorGroup:
 )
 def test_bytes_of_a_told_format(told: str, size: float) -> None:
     experts = group("layers.#.mlp.experts", "expert")
-    checkpoint = checkpoint_format("some/model", {}, None, told=told, moe=True)
+    checkpoint = checkpoint_format("some/model", {}, None, stated=told, moe=True)
     assert bytes_per_param(experts, checkpoint) == pytest.approx(size)
 
 
