@@ -29,6 +29,7 @@ from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS, READINGS_FILE
 from schemas.config import EngineConfig, RunFile, run_file_of
 from schemas.estimate import InputSize, Price, RunUpdate
+from schemas.manifest import RunManifest
 from schemas.plan import Calibration
 
 
@@ -49,6 +50,18 @@ def folder_update(
         )
     manifest = read_manifest(folder)
     check_has_begun(folder, manifest)
+    return log_update(folder, log, manifest, today=today, hardware=hardware)
+
+
+def log_update(
+    folder: Folder,
+    log: LiveLog,
+    manifest: RunManifest,
+    *,
+    today: date,
+    hardware: Sequence[PricedGroup] = (),
+) -> RunUpdate:
+    """Estimate the run of a manifest from the readings of its log."""
     session = manifest.sessions[-1]
     rows = RowCounts(
         rows_total=session.rows_total,

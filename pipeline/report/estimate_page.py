@@ -1,8 +1,8 @@
-"""An estimate as one HTML page that stands alone: no network, no script, no font of its own.
+"""Page of an estimate: one HTML file without network, scripts or fonts of its own.
 
-The template lays out, `chart_geometry` places, `estimate_figures` prints. An element that shows a
-figure names it: `data-figure` is its path in `estimate_json`, below `data-option` if that is set.
-Every text is escaped.
+The template lays out, `charts` places marks, `planner.estimate.figures` formats. An element that
+shows a figure names it: `data-figure` is its path in `estimate_json`, below `data-option` if that
+is set. All text is escaped.
 """
 
 import shlex
@@ -12,15 +12,17 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from pipeline.planner.estimate import figures as figures
-from pipeline.planner.estimate import output as output
-from pipeline.report import chart_geometry as geometry
+from pipeline.planner.estimate import figures, output
+from pipeline.report import charts
 from schemas.estimate import Assumption, ChosenPlan, Dollars, HardwareEstimate, RunEstimate
 
-_OPEN_OPTIONS = 3  # the first few show their plans; a whole catalogue would be a long page
-_LABEL_FROM_PERCENT = 14.0  # a narrower segment has its name in the legend alone
-_WIDE_FROM_PERCENT = 24.0  # the same on a phone
-# Rows that have a colour of their own; all the others share one.
+# Options whose plans are unfolded; those of a whole catalogue would be a long page.
+_OPEN_OPTIONS = 3
+# A narrower segment has its name only in the legend.
+_LABEL_FROM_PERCENT = 14.0
+# On a phone a narrower segment has its name only in the legend.
+_WIDE_FROM_PERCENT = 24.0
+# Budget rows with a colour of their own; all others share one.
 _SEGMENT_COLOURS = {
     "weights": "weights",
     "draft weights": "draft",
@@ -33,32 +35,32 @@ _SEGMENT_COLOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillView:
-    """One bill, and its bar on the scale that all bills share."""
+    """A bill, and its bar on the common scale of all bills."""
 
     index: int
     bill: Dollars
-    bar: geometry.BandBar
+    bar: charts.BandBar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """One plan with its charts."""
+    """A plan with its charts."""
 
     index: int
     plan: ChosenPlan
-    segments: tuple[geometry.Segment, ...]
-    chart: geometry.LineChart
-    average: geometry.Mark | None
-    """Where the plan's own curve is at the running requests that are expected on average."""
+    segments: tuple[charts.Segment, ...]
+    chart: charts.RateChart
+    average: charts.Mark | None
+    """Point of the plan's curve at the expected mean of running requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionView:
-    """One option with its bars."""
+    """A hardware option with its bars."""
 
     index: int
     option: HardwareEstimate
-    days: geometry.BandBar
+    days: charts.BandBar
     bills: tuple[BillView, ...]
     ranking: BillView | None
     plans: tuple[PlanView, ...]
@@ -67,7 +69,7 @@ class OptionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAssumption:
-    """An assumption with the options that make it; the shares are the least and the greatest."""
+    """An assumption, the options that make it, and the range of its variance shares."""
 
     assumption: Assumption
     options: tuple[str, ...]
@@ -76,7 +78,7 @@ class SharedAssumption:
 
 
 def estimate_page(estimate: RunEstimate) -> str:
-    """The whole page."""
+    """Render the page."""
     options = _option_views(estimate.options)
     return _template().render(
         estimate=estimate,
@@ -106,8 +108,8 @@ def _template() -> Template:
 
 
 def _option_views(options: Sequence[HardwareEstimate]) -> tuple[OptionView, ...]:
-    days_scale = geometry.bar_scale([option.days for option in options])
-    usd_scale = geometry.bar_scale([bill.usd for option in options for bill in option.bills])
+    days_scale = charts.bar_scale([option.days for option in options])
+    usd_scale = charts.bar_scale([bill.usd for option in options for bill in option.bills])
     return tuple(
         _option_view(index, option, days_scale, usd_scale) for index, option in enumerate(options)
     )
@@ -117,14 +119,14 @@ def _option_view(
     index: int, option: HardwareEstimate, days_scale: float, usd_scale: float
 ) -> OptionView:
     bills = tuple(
-        BillView(index=place, bill=bill, bar=geometry.band_bar(bill.usd, usd_scale))
+        BillView(index=place, bill=bill, bar=charts.band_bar(bill.usd, usd_scale))
         for place, bill in enumerate(option.bills)
     )
     ranking = output.ranking_bill(option)
     return OptionView(
         index=index,
         option=option,
-        days=geometry.band_bar(option.days, days_scale),
+        days=charts.band_bar(option.days, days_scale),
         bills=bills,
         ranking=next((view for view in bills if view.bill is ranking), None),
         plans=tuple(_plan_view(place, plan) for place, plan in enumerate(option.plans)),
@@ -133,27 +135,25 @@ def _option_view(
 
 
 def _plan_view(index: int, plan: ChosenPlan) -> PlanView:
-    chart = geometry.line_chart(plan.curves, plan.break_even_requests)
+    chart = charts.rate_chart(plan.curves, plan.break_even_requests)
     own = next((curve for curve in plan.curves if curve.mtp == plan.mtp and curve.points), None)
     return PlanView(
         index=index,
         plan=plan,
-        segments=geometry.stacked_segments(plan.budget),
+        segments=charts.stacked_segments(plan.budget),
         chart=chart,
-        average=(
-            geometry.mark(own, plan.running_requests, chart.x_ticks, chart.y_ticks) if own else None
-        ),
+        average=(charts.mark(own, plan.running_requests, chart.axes) if own else None),
     )
 
 
 def other_assumptions(estimate: RunEstimate) -> tuple[SharedAssumption, ...]:
-    """What the options assume beside the estimate's own three, each once, widest first."""
-    first = {_stated(item) for item in estimate.assumptions}
-    found: dict[tuple[str, ...], list[tuple[str, Assumption]]] = {}
+    """Collect the options' further assumptions without repeats, widest first."""
+    main = {_key(item) for item in estimate.assumptions}
+    groups: dict[tuple[str, ...], list[tuple[str, Assumption]]] = {}
     for option in estimate.options:
         for item in option.assumptions:
-            if _stated(item) not in first:
-                found.setdefault(_stated(item), []).append((option.option, item))
+            if _key(item) not in main:
+                groups.setdefault(_key(item), []).append((option.option, item))
     shared = (
         SharedAssumption(
             assumption=group[0][1],
@@ -161,11 +161,11 @@ def other_assumptions(estimate: RunEstimate) -> tuple[SharedAssumption, ...]:
             lowest_share=min(item.variance_share for _, item in group),
             highest_share=max(item.variance_share for _, item in group),
         )
-        for group in found.values()
+        for group in groups.values()
     )
     return tuple(sorted(shared, key=lambda item: -item.highest_share))
 
 
-def _stated(item: Assumption) -> tuple[str, ...]:
-    """All of it but its weight, which differs from option to option."""
+def _key(item: Assumption) -> tuple[str, ...]:
+    """Identify an assumption by all but its variance share, which differs between options."""
     return (item.name, item.value, item.source, item.measure)

@@ -1,7 +1,7 @@
-"""A run's report as one HTML page that stands alone: no network, no script, no font of its own.
+"""Page of a run's report: one HTML file without network, scripts or fonts of its own.
 
-The template lays out, `time_chart` places. An element that shows a figure names it: `data-figure`
-is its path in `report_json`. Every text is escaped.
+The template lays out, `charts` places marks. An element that shows a figure names it: `data-figure`
+is its path in `report_json`. All text is escaped.
 """
 
 from datetime import UTC, datetime
@@ -9,21 +9,21 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from pipeline.planner.estimate import figures as figures
+from pipeline.planner.estimate import figures
 from pipeline.planner.estimate.figures import duration
 from pipeline.planner.estimate.prices import OWN_PRICE
 from pipeline.report.report import Report
 
 _MOST_ENGINES_SHOWN = 40
+# The page of a running run reloads itself.
 REFRESH_S = 60
-"""A page of a run that goes on loads itself anew."""
 
 
 def report_page(report: Report) -> str:
-    """The whole page."""
+    """Render the page."""
     return _template().render(
         report=report,
-        found=report.figures,
+        run=report.figures,
         status=report.figures.status,
         engines=report.figures.engines[:_MOST_ENGINES_SHOWN],
         more_engines=max(0, len(report.figures.engines) - _MOST_ENGINES_SHOWN),

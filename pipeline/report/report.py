@@ -1,61 +1,43 @@
-"""What a run's folder says of the run, put together for one page.
+"""Report of a run, read from its folder alone and put together for one page.
 
-Reads the folder alone and writes nothing. Every figure that the page shows is a field here, under
-the path that the page names it by. Memory is that of the manifest without ids (8 bytes a row), of
-counts, and of one part's columns.
+Each figure on the page is a field here, under the path that the page names it by. Memory is that
+of the manifest without ids (8 bytes per row), of counts, and of one part's columns.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from pipeline.dataset.lengths import expected_lengths
-from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.live.estimate import config_of, expectation
+from pipeline.dataset.run_record import RunHistory, read_history
+from pipeline.dataset.parts import read_run_file_copy
+from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, read_live_log
-from pipeline.live.update import RowCounts, run_update
-from pipeline.report import charts as chart
-from pipeline.report import series as series
-from pipeline.report.engines import (
-    EngineRow,
-    ReportInput,
-    caps_of_engines,
-    engine_charts,
-    engine_rows,
-    mean_of,
-)
-from pipeline.report.rows import CategoryCount, RowFigures, SlowRow
+from pipeline.report import charts, series
+from pipeline.report.charts import Histogram, LineChart, Series, time_chart
+from pipeline.report.engines import EngineCharts, EngineRow, engine_charts, engine_rows
+from pipeline.report.planned import PlanRow, plan_rows
+from pipeline.report.rows import CategoryCount, RowFigures, SlowRow, mean, quantile
+from pipeline.report.series import RunRecords
 from pipeline.report.spending import NoSpending, Spending, spending
 from pipeline.report.status import run_status
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, read_events
-from schemas.config import RunFile
-from schemas.estimate import Band, GroupUpdate, LiveReading, RunUpdate
+from schemas.estimate import Band, LiveReading
 from schemas.manifest import Session
 from schemas.progress import RunState, RunStatus
 from schemas.units import SECONDS_PER_DAY
 
 _LOST = ("engine_lost", "engine_failed", "worker_silent", "node_lost", "given_up", "engine_drained")
-_STEPS = ("step_down",)
 _NOTED = ("canary_passed", "canary_failed", "node_joined")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """A figure that was expected, and what came of it."""
-
-    name: str
-    planned: float
-    measured: float | None
-    is_share: bool = False
+_EVENTS_SHOWN = 40
+# Events of the end of a session are written shortly after its last part.
+_EVENT_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of turns of one kind."""
+    """Tokens of one kind of turns."""
 
     turns: int
     mean_tokens: float
@@ -77,11 +59,11 @@ class FlagShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All that is printed as a figure."""
+    """Figures of the page."""
 
     status: RunStatus
     elapsed_s: float
-    """From the first session's start to the last thing that is known."""
+    """Time from the first session's start to the present, or to the last publication."""
     time_left_s: Band | None
     num_turns: int
     num_cut: int
@@ -99,17 +81,17 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One line of the time line."""
+    """A row of the time line."""
 
     name: str
     tone: str
     marks: tuple[tuple[float, str], ...]
-    """Percent of the width, and what it says."""
+    """Pairs of percent of the width and text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The page's figures and charts."""
+    """Figures and charts of the page."""
 
     model: str
     engine: str
@@ -117,18 +99,15 @@ class Report:
     now_s: float
     span_s: float
     figures: Figures
-    rows_chart: chart.TimeChart
-    eta_chart: chart.TimeChart | None
-    rate_chart: chart.TimeChart
-    engine_chart: chart.TimeChart | None
-    running_chart: chart.TimeChart | None
-    accept_chart: chart.TimeChart | None
+    rows_chart: LineChart
+    eta_chart: LineChart | None
+    engine_charts: EngineCharts
     by_readings: bool
-    """Whether rates are the engines' own counters, rather than what was published."""
+    """True if rates come from the engines' counters, false if from published parts."""
     lanes: tuple[Lane, ...]
     events: tuple[RunEvent, ...]
-    histograms: tuple[tuple[str, str, chart.Histogram], ...]
-    """Name, its path in the figures, bars."""
+    histograms: tuple[tuple[str, str, Histogram], ...]
+    """Name, path in the figures, and bars of each histogram."""
     category_column: str | None
     categories: tuple[tuple[str, CategoryCount], ...]
     num_sessions: int
@@ -137,87 +116,60 @@ class Report:
 def run_report(
     folder: Folder, *, now_s: float, rows: RowFigures | None = None, state: RunState | None = None
 ) -> Report:
-    """The report of the run in this folder. `rows` keeps what was read of parts for the next one.
+    """Report on the run in this folder. Raises ConfigError for a folder without a run.
 
-    `state` is the driver's own word, where it is the driver that asks. Raises ConfigError for a
-    folder that holds no run.
+    A caller that keeps `rows` reads each part once. The driver passes the state that it knows.
     """
-    status = run_status(folder, now_s=now_s, state=state)
-    history, rows = read_history(folder), rows or RowFigures()
-    rows.read(folder, history.parts)
-    return _assembled(folder, status, history, rows, now_s)
-
-
-def report_json(report: Report) -> dict[str, object]:
-    """The figures; paths on the page are paths in here."""
-    return asdict(report.figures)
-
-
-def _assembled(
-    folder: Folder, status: RunStatus, history: RunHistory, rows: RowFigures, now_s: float
-) -> Report:
-    config = read_run_file_copy(folder)
-    began_at_s = history.sessions[0].started_at_s
-    until_s = _until_s(status, history, now_s)
-    span_s = max(until_s - began_at_s, 1.0)
-    parts = series.published(history, began_at_s)
-    log = _live_log(folder)
-    offset_s = log.began_at_s - began_at_s
-    moved = [_on_our_clock(reading, offset_s) for reading in log.all_readings()]
-    events = [event for event in read_events(folder) if 0 <= event.at_s <= until_s + 60]
-    left = _time_left(status)
-    seen = ReportInput(
-        config=config, history=history, parts=parts, readings=moved, events=events, rows=rows,
-        began_at_s=began_at_s, span_s=span_s,
-    )  # fmt: skip
-    charts = engine_charts(seen)
-    reasoning, answer = rows.reasoning, rows.answer
-    has_thinking = sum(n for tokens, n in reasoning.items() if tokens) > 0
-    kinds = [("Reasoning", "reasoning", reasoning), ("Answer", "answer", answer)]
-    drawn = kinds if has_thinking else [("Completion", "completion", rows.completion)]
-    limit = config.sampling.max_tokens if config else None
+    run = _read_run(folder, now_s, rows or RowFigures(), state)
+    rows, config = run.rows, run.config
     return Report(
         model=config.model if config else "a model that the folder does not name",
         engine=config.engine.kind if config else "",
-        began_at_s=began_at_s,
+        began_at_s=run.began_at_s,
         now_s=now_s,
-        span_s=span_s,
-        figures=Figures(
-            status=status,
-            elapsed_s=span_s,
-            time_left_s=left,
-            num_turns=rows.num_turns,
-            num_cut=rows.num_cut,
-            completion=_lengths(rows.completion),
-            reasoning=_lengths(reasoning),
-            answer=_lengths(answer),
-            limit_tokens=limit,
-            prompt_tokens=sum(part.prompt_tokens for part in history.parts.values()),
-            flags=_flags(history, config),
-            engines=engine_rows(seen, status),
-            plan=(*_plan(seen), *dry_run_rows(folder, log, status, history, now_s=now_s)),
-            spending=_spending(log, seen, status, left, now_s),
-            slowest=tuple(rows.slowest),
-        ),
-        rows_chart=chart.time_chart(
-            [chart.NamedLine(name="rows", tone="t0", points=series.rows_over_time(parts, span_s))],
-            span_s,
-            highest=float(status.rows_total if status.state == "done" else 0),
-        ),
-        eta_chart=_eta_chart(series.eta_points(log.times_left, offset_s, span_s), span_s),
-        rate_chart=charts.in_all,
-        engine_chart=charts.each,
-        running_chart=charts.running,
-        accept_chart=charts.accept,
-        by_readings=bool(moved),
-        lanes=_lanes(seen),
-        events=tuple(events[-40:]),
-        histograms=tuple(
-            (name, path, chart.histogram(counts, limit)) for name, path, counts in drawn if counts
-        ),
+        span_s=run.span_s,
+        figures=_figures(folder, run),
+        rows_chart=_rows_chart(run),
+        eta_chart=_eta_chart(run),
+        engine_charts=engine_charts(run),
+        by_readings=bool(run.readings),
+        lanes=_lanes(run),
+        events=tuple(run.events[-_EVENTS_SHOWN:]),
+        histograms=_histograms(run),
         category_column=rows.category_column if len(rows.categories) > 1 else None,
         categories=tuple(sorted(rows.categories.items())),
-        num_sessions=len(history.sessions),
+        num_sessions=len(run.history.sessions),
+    )
+
+
+def report_json(report: Report) -> dict[str, object]:
+    """Return the figures; the paths on the page are paths in here."""
+    return asdict(report.figures)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _read_run(folder: Folder, now_s: float, rows: RowFigures, state: RunState | None) -> RunRecords:
+    status = run_status(folder, now_s=now_s, state=state)
+    history = read_history(folder)
+    rows.read(folder, history.parts)
+    began_at_s = history.sessions[0].started_at_s
+    until_s = _until_s(status, history, now_s)
+    log = _live_log(folder)
+    events = read_events(folder)
+    return RunRecords(
+        config=read_run_file_copy(folder),
+        status=status,
+        history=history,
+        parts=series.published(history, began_at_s),
+        log=log,
+        readings=[_moved(reading, log.began_at_s - began_at_s) for reading in log.all_readings()],
+        events=[event for event in events if 0 <= event.at_s <= until_s + _EVENT_GRACE_S],
+        rows=rows,
+        began_at_s=began_at_s,
+        now_s=now_s,
+        span_s=max(until_s - began_at_s, 1.0),
     )
 
 
@@ -228,18 +180,50 @@ def _until_s(status: RunStatus, history: RunHistory, now_s: float) -> float:
     return max(last, history.sessions[-1].started_at_s)
 
 
-def _on_our_clock(reading: LiveReading, offset_s: float) -> LiveReading:
-    return replace(reading, start_s=reading.start_s + offset_s, end_s=reading.end_s + offset_s)
-
-
 def _live_log(folder: Folder) -> LiveLog:
-    """Return the engines' readings; an empty log where there are none that can be read."""
+    """Read the engines' readings; return an empty log if there are none that can be read."""
     try:
         log = read_live_log(folder)
     except ConfigError:
-        # `jobs.estimate --update-from` says why; the report has its other rows.
+        # `jobs.estimate --update-from` reports the reason; the page has its other figures.
         log = None
     return log or LiveLog(began_at_s=0.0, run_file={})
+
+
+def _moved(reading: LiveReading, offset_s: float) -> LiveReading:
+    return replace(reading, start_s=reading.start_s + offset_s, end_s=reading.end_s + offset_s)
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def _figures(folder: Folder, run: RunRecords) -> Figures:
+    rows, parts = run.rows, run.history.parts.values()
+    left_s = _time_left(run.status)
+    return Figures(
+        status=run.status,
+        elapsed_s=run.span_s,
+        time_left_s=left_s,
+        num_turns=rows.num_turns,
+        num_cut=rows.num_cut,
+        completion=_lengths(rows.completion),
+        reasoning=_lengths(rows.reasoning),
+        answer=_lengths(rows.answer),
+        limit_tokens=run.config.sampling.max_tokens if run.config else None,
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        flags=_flags(run),
+        engines=engine_rows(run),
+        plan=plan_rows(folder, run),
+        spending=spending(
+            run.config,
+            slots=sorted({part.worker for part in run.parts}),
+            cards=run.log.cards,
+            ran_s=_session_seconds(run),
+            left_s=left_s,
+            today=datetime.fromtimestamp(run.now_s, UTC).date(),
+        ),
+        slowest=tuple(rows.slowest),
+    )
 
 
 def _time_left(status: RunStatus) -> Band | None:
@@ -248,122 +232,88 @@ def _time_left(status: RunStatus) -> Band | None:
     return status.days_left.times(SECONDS_PER_DAY) if status.days_left else None
 
 
-def _eta_chart(etas: Sequence[series.EtaPoint], span_s: float) -> chart.TimeChart | None:
-    """The projected length of the run, in the unit of its own size."""
-    if not etas:
-        return None
-    size_s, unit = chart.time_unit(etas[-1].total_s.p50)
-    middle = [(point.at_s, point.total_s.p50 / size_s) for point in etas]
-    band = [(p.at_s, p.total_s.p10 / size_s, p.total_s.p90 / size_s) for p in etas]
-    line = chart.NamedLine(name=unit, tone="t0", points=middle)
-    return chart.time_chart([line], span_s, band=band)
-
-
-# --- the rest -----------------------------------------------------------------------------------
-
-
 def _lengths(counts: Counter[int]) -> Lengths:
     return Lengths(
         turns=sum(counts.values()),
-        mean_tokens=chart.mean(counts),
-        p50_tokens=chart.quantile(counts, 0.5),
-        p95_tokens=chart.quantile(counts, 0.95),
+        mean_tokens=mean(counts),
+        p50_tokens=quantile(counts, 0.5),
+        p95_tokens=quantile(counts, 0.95),
         most_tokens=max(counts, default=0),
     )
 
 
-def _flags(history: RunHistory, config: RunFile | None) -> tuple[FlagShare, ...]:
+def _flags(run: RunRecords) -> tuple[FlagShare, ...]:
+    parts = run.history.parts.values()
     counts: Counter[str] = Counter()
-    for part in history.parts.values():
+    for part in parts:
         counts.update(dict(part.flag_counts))
-    num_rows = sum(part.num_rows for part in history.parts.values())
-    found = []
-    for name, number in counts.most_common():
-        setting = config.quality.flag(name) if config else None
-        found.append(
+    num_rows = sum(part.num_rows for part in parts)
+    shares = []
+    for name, count in counts.most_common():
+        setting = run.config.quality.flag(name) if run.config else None
+        shares.append(
             FlagShare(
                 name=name,
-                rows=number,
-                share=number / num_rows,
+                rows=count,
+                share=count / num_rows,
                 max_share=setting.max_share if setting else None,
                 policy=setting.policy if setting else None,
             )
         )
-    return tuple(found)
+    return tuple(shares)
 
 
-def _plan(seen: ReportInput) -> tuple[PlanRow, ...]:
-    """What the run file expects of lengths and requests, beside what came."""
-    config, rows = seen.config, seen.rows
-    if config is None:
-        return ()
-    found = []
-    if config.lengths.output_tokens_column is None and rows.completion:
-        expected = expected_lengths(config).summary
-        measured_mean = chart.mean(rows.completion)
-        found += [
-            PlanRow(
-                name="output tokens a turn", planned=expected.mean_tokens, measured=measured_mean
-            ),
-            PlanRow(
-                name="turns that reach the limit",
-                planned=expected.at_limit_fraction,
-                measured=rows.num_cut / rows.num_turns if rows.num_turns else None,
-                is_share=True,
-            ),
-        ]
-    if config.lengths.prompt_tokens_mean is not None and rows.num_turns:
-        tokens = sum(part.prompt_tokens for part in seen.history.parts.values())
-        found.append(
-            PlanRow(
-                name="prompt tokens a turn",
-                planned=config.lengths.prompt_tokens_mean,
-                measured=tokens / rows.num_turns,
-            )
-        )
-    running = mean_of(seen.readings, "running_requests")
-    caps = caps_of_engines(seen) or [config.engine.max_running_requests]
-    cap = sum(caps) / len(caps)
-    found.append(PlanRow(name="requests in an engine, of at most", planned=cap, measured=running))
-    if config.estimate.accept_length is not None:
-        accept = mean_of(seen.readings, "accept_length")
-        found.append(
-            PlanRow(name="accept length", planned=config.estimate.accept_length, measured=accept)
-        )
-    return tuple(found)
-
-
-def _spending(
-    log: LiveLog, seen: ReportInput, status: RunStatus, left: Band | None, now_s: float
-) -> Spending | NoSpending:
-    return spending(
-        seen.config,
-        slots=sorted({part.worker for part in seen.parts}),
-        cards=log.cards,
-        ran_s=_session_seconds(seen, status),
-        left_s=left,
-        today=datetime.fromtimestamp(now_s, UTC).date(),
-    )
-
-
-def _session_seconds(seen: ReportInput, status: RunStatus) -> float:
-    """From each session's start to its last part; to the present for one that runs."""
-    starts = [session.started_at_s - seen.began_at_s for session in seen.history.sessions]
+def _session_seconds(run: RunRecords) -> float:
+    """Add the sessions' times, each up to its last part, the last one up to the end of the span."""
+    starts = [session.started_at_s - run.began_at_s for session in run.history.sessions]
     total_s = 0.0
-    for start_s, next_s in pairwise([*starts, seen.span_s]):
-        inside = [part.at_s for part in seen.parts if start_s <= part.at_s < next_s]
-        is_last = next_s == seen.span_s
+    for start_s, next_s in pairwise([*starts, run.span_s]):
+        inside = [part.at_s for part in run.parts if start_s <= part.at_s < next_s]
+        is_last = next_s == run.span_s
         total_s += (next_s if is_last else max(inside, default=start_s)) - start_s
     return total_s
 
 
-def _lanes(seen: ReportInput) -> tuple[Lane, ...]:
-    sessions = [(session.started_at_s, _session_text(session)) for session in seen.history.sessions]
-    canaries = [(event.at_s, f"canary {event.verdict}") for event in seen.history.canaries]
-    starts = [(e.at_s, f"{e.worker}: ready") for e in seen.events if e.kind == "engine_ready"]
-    lost = [(e.at_s, _event_text(e)) for e in seen.events if e.kind in _LOST]
-    steps = [(e.at_s, _event_text(e)) for e in seen.events if e.kind in _STEPS]
-    noted = [(e.at_s, _event_text(e)) for e in seen.events if e.kind in _NOTED]
+# --- charts -------------------------------------------------------------------------------------
+
+
+def _rows_chart(run: RunRecords) -> LineChart:
+    rows = Series(name="rows", tone="t0", points=series.rows_over_time(run.parts, run.span_s))
+    highest = run.status.rows_total if run.status.state == "done" else 0
+    return time_chart([rows], run.span_s, highest=float(highest))
+
+
+def _eta_chart(run: RunRecords) -> LineChart | None:
+    """Draw the estimated total duration in the unit of its own size."""
+    offset_s = run.log.began_at_s - run.began_at_s
+    etas = series.eta_points(run.log.times_left, offset_s, run.span_s)
+    if not etas:
+        return None
+    unit_s, unit = charts.time_unit(etas[-1].total_s.p50)
+    middle = [(eta.at_s, eta.total_s.p50 / unit_s) for eta in etas]
+    band = [(eta.at_s, eta.total_s.p10 / unit_s, eta.total_s.p90 / unit_s) for eta in etas]
+    return time_chart([Series(name=unit, tone="t0", points=middle)], run.span_s, band=band)
+
+
+def _histograms(run: RunRecords) -> tuple[tuple[str, str, Histogram], ...]:
+    """Draw reasoning and answers apart if any turn has reasoning, else whole completions."""
+    rows, limit = run.rows, run.config.sampling.max_tokens if run.config else None
+    if any(tokens for tokens, turns in rows.reasoning.items() if turns):
+        drawn = [("Reasoning", "reasoning", rows.reasoning), ("Answer", "answer", rows.answer)]
+    else:
+        drawn = [("Completion", "completion", rows.completion)]
+    return tuple(
+        (name, path, charts.histogram(counts, limit)) for name, path, counts in drawn if counts
+    )
+
+
+def _lanes(run: RunRecords) -> tuple[Lane, ...]:
+    sessions = [(session.started_at_s, _session_text(session)) for session in run.history.sessions]
+    canaries = [(event.at_s, f"canary {event.verdict}") for event in run.history.canaries]
+    starts = [(e.at_s, f"{e.worker}: ready") for e in run.events if e.kind == "engine_ready"]
+    lost = [(e.at_s, _event_text(e)) for e in run.events if e.kind in _LOST]
+    steps = [(e.at_s, _event_text(e)) for e in run.events if e.kind == "step_down"]
+    noted = [(e.at_s, _event_text(e)) for e in run.events if e.kind in _NOTED]
     lanes = (
         ("sessions, canary, nodes", "t0", [*sessions, *canaries, *noted]),
         ("engines ready", "t1", starts),
@@ -375,7 +325,7 @@ def _lanes(seen: ReportInput) -> tuple[Lane, ...]:
             name=name,
             tone=tone,
             marks=tuple(
-                (chart.percent(at_s - seen.began_at_s, seen.span_s), text) for at_s, text in marks
+                (charts.percent(at_s - run.began_at_s, run.span_s), text) for at_s, text in marks
             ),
         )
         for name, tone, marks in lanes
@@ -388,67 +338,3 @@ def _session_text(session: Session) -> str:
 
 def _event_text(event: RunEvent) -> str:
     return f"{event.kind.replace('_', ' ')}: {event.text}"
-
-
-def dry_run_rows(
-    folder: Folder, log: LiveLog, status: RunStatus, history: RunHistory, *, now_s: float
-) -> tuple[PlanRow, ...]:
-    """Rates, requests and days by the planner for the launch that came up, beside the readings.
-
-    None where there are no readings, or nothing was planned that they could be held against.
-    """
-    if not log.readings:
-        return ()
-    try:
-        found = _updated(folder, log, status, history, now_s)
-    except PipelineError:
-        # `jobs.estimate --update-from` says why; the report has its other rows.
-        return ()
-    rows = [row for group in found.groups for row in _of_group(group)]
-    if found.expected_days_left is not None and found.days_left.p50 > 0:
-        measured = status.days_left or found.days_left
-        planned = found.expected_days_left.p50
-        rows.append(PlanRow(name="days left from here", planned=planned, measured=measured.p50))
-    return tuple(rows)
-
-
-def _updated(
-    folder: Folder, log: LiveLog, status: RunStatus, history: RunHistory, now_s: float
-) -> RunUpdate:
-    config = config_of(folder, log)
-    launched = history.engines[-1].plan if history.engines else None
-    today = datetime.fromtimestamp(now_s, UTC).date()
-    counts = RowCounts(
-        rows_total=status.rows_total, rows_done=status.rows_done, rows_failed=status.rows_failed
-    )
-    expected = expectation(folder, config, today=today, launched=launched)
-    return run_update(log, config, counts, expected)
-
-
-def _of_group(group: GroupUpdate) -> list[PlanRow]:
-    rows = []
-    if group.expected_tokens_per_s is not None:
-        rows.append(
-            PlanRow(
-                name=f"tokens/s, {group.name}",
-                planned=group.expected_tokens_per_s.p50,
-                measured=group.tokens_per_s.p50,
-            )
-        )
-    if group.expected_running_requests is not None:
-        rows.append(
-            PlanRow(
-                name=f"running requests in an engine, {group.name}",
-                planned=group.expected_running_requests,
-                measured=group.running_requests,
-            )
-        )
-    if group.expected_accept_length is not None and group.accept_length is not None:
-        rows.append(
-            PlanRow(
-                name=f"accept length, {group.name}",
-                planned=group.expected_accept_length,
-                measured=group.accept_length,
-            )
-        )
-    return rows

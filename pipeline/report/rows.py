@@ -1,12 +1,12 @@
-"""What the rows of a run say together: lengths, cuts, durations, flags by a kept column.
+"""Sums over the rows of a run: lengths, cuts, durations, flags by a kept column.
 
-Parts are read one at a time and of each only the columns that are summed, so that memory holds one
-part's figures and some thousand counts, whatever the number of rows. A part is read once.
+Parts are read once, one at a time, and only the columns that are summed, so that memory contains
+one part's figures and some thousand counts for any number of rows.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ from schemas.completion import COMPLETION_SCHEMA
 _NUM_SLOWEST = 10
 _MOST_CATEGORIES = 12
 _MOST_CATEGORY_CHARACTERS = 60
+# Resolution of the count of rows in flight: ten days need 170,000 counts.
 _TIME_STEP_S = 5
-"""Of the count of rows in flight: ten days take 170,000 counts."""
 _TURN = "turns.list.element."
 _COLUMNS = (
     "row_id", "sample_index", "finish_reason", "flags", "worker_id", "started_at", "finished_at",
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRow:
-    """One row that took long, from its first request to its end."""
+    """A slow row, timed from its first request to its end."""
 
     duration_s: float
     row_id: str
@@ -45,7 +45,7 @@ class SlowRow:
 
 @dataclass(slots=True, kw_only=True)
 class CategoryCount:
-    """The rows that share a value of a kept column."""
+    """Rows that share a value of a kept column."""
 
     num_rows: int = 0
     num_flagged: int = 0
@@ -59,40 +59,40 @@ class RowFigures:
     num_rows: int = 0
     num_turns: int = 0
     num_cut: int = 0
-    """Turns that ended at the limit."""
+    """Turns that reached the limit."""
     completion: Counter[int] = field(default_factory=Counter)
-    """Tokens of a turn, to three digits → turns."""
+    """Tokens of a turn, rounded to three digits → turns."""
     reasoning: Counter[int] = field(default_factory=Counter)
     answer: Counter[int] = field(default_factory=Counter)
-    """Both of turns whose reasoning was counted."""
+    """Counts of turns whose engine counted the reasoning."""
     started: Counter[int] = field(default_factory=Counter)
-    """Rows by when they began, in steps of time."""
+    """Rows by their start, in steps of time."""
     finished: Counter[int] = field(default_factory=Counter)
     slowest: list[SlowRow] = field(default_factory=list)
     category_column: str | None = None
     categories: dict[str, CategoryCount] = field(default_factory=dict)
     num_unreadable: int = 0
-    _seen: set[str] = field(default_factory=set)
+    _parts_read: set[str] = field(default_factory=set)
     _no_categories: bool = False
 
     def read(self, folder: Folder, names: Iterable[str]) -> None:
-        """Add the parts that were not read before."""
+        """Add the parts that have not been read yet."""
         for name in names:
-            if name in self._seen:
+            if name in self._parts_read:
                 continue
-            self._seen.add(name)
+            self._parts_read.add(name)
             try:
                 with opened_parquet(folder, f"{DATA}/{name}") as file:
                     self._choose_category(file.schema_arrow)
                     table = file.read(columns=[*_COLUMNS, *filter(None, [self._category])])
             except (pa.ArrowException, OSError):
-                # Taken away since it was listed; the next session reports it.
+                # It was removed since it was listed; the next session reports it.
                 self.num_unreadable += 1
                 continue
             self.add(table)
 
     def add(self, table: pa.Table) -> None:
-        """One part's rows."""
+        """Add the rows of one part."""
         self.num_rows += table.num_rows
         turns = pc.list_flatten(table["turns"].combine_chunks())
         tokens = pc.struct_field(turns, "completion_tokens")
@@ -110,12 +110,12 @@ class RowFigures:
         self._add_categories(table)
 
     def in_flight(self) -> list[tuple[float, int]]:
-        """Rows between their first request and their end, at each step where that changes."""
-        number, found = 0, []
+        """Count the rows between their first request and their end at each step that changes it."""
+        number, steps = 0, []
         for step in sorted(self.started.keys() | self.finished.keys()):
             number += self.started[step] - self.finished[step]
-            found.append((float(step * _TIME_STEP_S), number))
-        return found
+            steps.append((float(step * _TIME_STEP_S), number))
+        return steps
 
     # -- inside
 
@@ -124,7 +124,7 @@ class RowFigures:
         return None if self._no_categories else self.category_column
 
     def _choose_category(self, schema: pa.Schema) -> None:
-        """The first kept column of texts."""
+        """Choose the first kept column of texts."""
         if self.category_column is not None or self._no_categories:
             return
         own = set(COMPLETION_SCHEMA.names)
@@ -158,7 +158,7 @@ class RowFigures:
             self.categories.setdefault(str(value), CategoryCount()).num_rows += number
         longest = max((len(value) for value in self.categories), default=0)
         if len(self.categories) > _MOST_CATEGORIES or longest > _MOST_CATEGORY_CHARACTERS:
-            # Not a column of kinds, but of texts of its own.
+            # The column has free text instead of categories.
             self._no_categories, self.category_column = True, None
             self.categories.clear()
             return
@@ -170,6 +170,22 @@ class RowFigures:
             count = self.categories[row["value"]]
             count.num_flagged += 1
             count.flags.update(row["flags"])
+
+
+def mean(counts: Mapping[int, int]) -> float:
+    """Average the counted values; 0 for none."""
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0
+
+
+def quantile(counts: Mapping[int, int], share: float) -> int:
+    """Return the least value that this share of the counts does not exceed; 0 for none."""
+    left = share * sum(counts.values())
+    for value, count in sorted(counts.items()):
+        left -= count
+        if left <= 1e-9:
+            return value
+    return 0
 
 
 def _count(counts: Counter[int], lengths: pa.Array) -> None:

@@ -1,40 +1,134 @@
-"""Charts over time: where marks stand, worked out by hand; series from parts and readings."""
+"""Charts: positions of marks, worked out by hand."""
 
 from collections import Counter
 
 import pytest
 
 from pipeline.report.charts import (
-    NamedLine,
+    Series,
+    axis_ticks,
+    band_bar,
+    bar_scale,
     histogram,
-    mean,
-    quantile,
-    stepped,
+    rate_at,
+    rate_chart,
+    stacked_segments,
     time_chart,
     time_ticks,
 )
-from pipeline.report.series import (
-    Published,
-    added,
-    eta_points,
-    of_readings,
-    rates,
-    rows_over_time,
-    step_s,
+from schemas.estimate import Band, RateCurve, RatePoint
+from schemas.plan import BudgetRow
+
+
+def curve(*points: tuple[int, float], mtp: bool = False) -> RateCurve:
+    return RateCurve(
+        mtp=mtp,
+        cap_requests=points[-1][0] if points else 0,
+        points=tuple(RatePoint(running_requests=x, tokens_per_s=y) for x, y in points),
+    )
+
+
+def rows(*sizes: int) -> tuple[BudgetRow, ...]:
+    return tuple(BudgetRow(name=f"row {i}", bytes=size, note="") for i, size in enumerate(sizes))
+
+
+def test_bar_is_to_scale_from_zero() -> None:
+    bar = band_bar(Band(p10=5.0, p50=6.0, p90=8.0), 16.0)
+    assert (bar.low_percent, bar.middle_percent, bar.high_percent) == (31.25, 37.5, 50.0)
+
+
+def test_scale_ends_at_the_highest_unless_that_presses_the_others_flat() -> None:
+    def bands(*ends: float) -> list[Band]:
+        return [Band(p10=end / 2, p50=end / 1.5, p90=end) for end in ends]
+
+    assert bar_scale(bands(1.2, 2.9, 8.4)) == 8.4
+    assert bar_scale(bands(1.0, 2.0, 3.0, 110.0)) == 10.0  # the median is 2.5
+    assert bar_scale([]) == 0.0
+    far = band_bar(bands(110.0)[0], 10.0)
+    assert (far.low_percent, far.high_percent, far.beyond) == (100.0, 100.0, True)
+    assert not band_bar(bands(10.0)[0], 10.0).beyond
+
+
+def test_bar_on_an_empty_scale_has_no_length() -> None:
+    assert band_bar(Band(p10=0.0, p50=0.0, p90=0.0), 0.0).high_percent == 0.0
+
+
+def test_segments_fill_the_bar_and_a_row_below_zero_has_no_width() -> None:
+    widths = [segment.width_percent for segment in stacked_segments(rows(30, 50, 20, -10))]
+    assert widths == [30.0, 50.0, 20.0, 0.0]
+    assert stacked_segments(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("highest", "values"),
+    [
+        (91, [0, 20, 40, 60, 80, 100]),
+        (100, [0, 20, 40, 60, 80, 100]),
+        (1142.0, [0, 250, 500, 750, 1000, 1250]),
+        (297, [0, 100, 200, 300]),
+        (6, [0, 2, 4, 6]),
+        (0.9, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, [0]),
+    ],
 )
-from schemas.estimate import Band, LiveReading
-from schemas.live import TimeLeft
+def test_ticks_are_round_and_end_at_or_above_the_highest(
+    highest: float, values: list[float]
+) -> None:
+    ticks = axis_ticks(highest)
+    assert [tick.value for tick in ticks] == pytest.approx(values)
+    assert ticks[0].percent == 0.0
+    assert len(ticks) == 1 or ticks[-1].percent == 100.0
 
 
-def part(at_s: float, rows: int = 10, tokens: int = 100, worker: str = "w0") -> Published:
-    return Published(at_s=at_s, rows=rows, tokens=tokens, worker=worker)
+def test_rate_lies_on_the_line_between_points_and_level_beyond_them() -> None:
+    line = curve((10, 100.0), (20, 180.0), (40, 220.0))
+    assert [rate_at(line, x) for x in (1, 10, 15, 20, 30, 40, 90)] == [
+        100.0, 100.0, 140.0, 180.0, 200.0, 220.0, 220.0,
+    ]  # fmt: skip
 
 
-def reading(start_s: float, end_s: float, rate: float, accept: float | None = None) -> LiveReading:
-    return LiveReading(
-        engine="w0", start_s=start_s, end_s=end_s, engine_age_s=start_s, cap_requests=8,
-        running_requests=4.0, tokens_per_s=rate, accept_length=accept, prompt_tokens_per_s=0.0,
-    )  # fmt: skip
+def test_lines_share_axes_and_end_at_their_caps() -> None:
+    chart = rate_chart(
+        (curve((1, 50.0), (100, 500.0)), curve((1, 90.0), (20, 300.0), mtp=True)), 60
+    )
+    plain, mtp = chart.lines
+    assert plain.line.polylines == ("1,90 100,0",)
+    assert mtp.line.polylines == ("1,82 20,40",)
+    assert (plain.cap.left_percent, plain.cap.bottom_percent) == (100.0, 100.0)
+    assert (mtp.cap.left_percent, mtp.cap.bottom_percent) == (20.0, 60.0)
+    assert (plain.cap.label_left, mtp.cap.label_left) == (True, False)
+    assert chart.break_even is not None
+    assert chart.break_even.percent == 60.0
+
+
+def test_axis_reaches_a_break_even_near_the_caps_and_leaves_out_a_far_one() -> None:
+    one = (curve((1, 50.0), (100, 500.0)),)
+    near, far, none = rate_chart(one, 140), rate_chart(one, 400), rate_chart(one, None)
+    assert near.break_even is not None
+    assert near.axes.x_ticks[-1].value == 150
+    assert near.break_even.percent == pytest.approx(93.33)
+    assert (far.break_even, far.axes.x_ticks[-1].value) == (None, 100)
+    assert none.break_even is None
+
+
+def test_lower_of_two_caps_that_nearly_meet_is_named_beneath() -> None:
+    chart = rate_chart(
+        (curve((1, 50.0), (48, 480.0)), curve((1, 90.0), (48, 450.0), mtp=True)), None
+    )
+    assert [line.label_above for line in chart.lines] == [True, False]
+    apart = rate_chart(
+        (curve((1, 50.0), (48, 480.0)), curve((1, 90.0), (48, 200.0), mtp=True)), None
+    )
+    assert [line.label_above for line in apart.lines] == [True, True]
+
+
+def test_curve_without_points_is_left_out() -> None:
+    chart = rate_chart((curve((1, 50.0), (8, 200.0)), curve(mtp=True)), None)
+    assert [line.mtp for line in chart.lines] == [False]
+    assert rate_chart((), 12).lines == ()
+
+
+# -- over time
 
 
 @pytest.mark.parametrize(
@@ -57,16 +151,16 @@ def test_time_has_round_figures_of_its_own_unit(
 
 def test_line_is_parted_where_nothing_is_known() -> None:
     points = [(0.0, 0.0), (25.0, 5.0), (50.0, None), (100.0, 10.0)]
-    chart = time_chart([NamedLine(name="a", points=points, tone="t0")], 100.0)
+    chart = time_chart([Series(name="a", points=points, tone="t0")], 100.0)
     # The axis ends at 10; heights count from the top. A point alone is drawn twice, as a dot.
     assert chart.lines[0].polylines == ("0,100 25,50", "100,0 100,0")
     assert chart.lines[0].last == 10.0
 
 
 def test_band_far_above_its_line_does_not_press_it_flat() -> None:
-    line = NamedLine(name="a", points=[(0.0, 10.0), (10.0, 10.0)], tone="t0")
+    line = Series(name="a", points=[(0.0, 10.0), (10.0, 10.0)], tone="t0")
     chart = time_chart([line], 10.0, band=[(0.0, 5.0, 1000.0), (10.0, 9.0, 11.0)])
-    assert chart.y_ticks[-1].value == 20
+    assert chart.axes.y_ticks[-1].value == 20
     assert chart.band == "0,0 100,45 100,55 0,75"
 
 
@@ -78,38 +172,3 @@ def test_bars_hold_every_length_once_and_mark_the_limit() -> None:
     assert drawn.limit is not None
     assert (drawn.limit.value, drawn.limit.percent) == (400, 100.0)
     assert histogram({}, None).bars == ()
-
-
-def test_quantiles_and_mean_of_counts() -> None:
-    counts = Counter({10: 5, 20: 4, 1000: 1})
-    assert [quantile(counts, share) for share in (0.5, 0.9, 0.95, 1.0)] == [10, 20, 1000, 1000]
-    assert mean(counts) == 113
-    assert (quantile({}, 0.5), mean({})) == (0, 0.0)
-
-
-def test_value_holds_until_it_changes() -> None:
-    assert stepped([(1.0, 5.0), (3.0, 0.0)], [0.0, 1.0, 2.9, 3.0]) == [None, 5.0, 5.0, 0.0]
-
-
-def test_rates_add_up_to_all_tokens() -> None:
-    parts = [part(5.0), part(15.0, tokens=300), part(25.0)]
-    assert rates(parts, 25.0, 10.0) == [(5.0, 10.0), (15.0, 30.0), (25.0, 20.0)]
-    assert rows_over_time(parts, 25.0)[-1] == (25.0, 30.0)
-    assert step_s(1000.0, 15.0) == 30.0
-    assert step_s(36_000.0, 15.0) == 300.0
-
-
-def test_readings_are_means_by_time_and_gaps_stay_gaps() -> None:
-    found = of_readings([reading(0, 10, 5.0), reading(10, 15, 20.0)], 40.0, 20.0, "tokens_per_s")
-    assert found == [(10.0, 10.0), (30.0, None)]
-    assert of_readings([reading(0, 10, 5.0)], 20.0, 20.0, "accept_length") == [(10.0, None)]
-    assert added([found, [(10.0, 1.0), (30.0, 2.0)]]) == [(10.0, 11.0), (30.0, 2.0)]
-
-
-def test_estimates_are_drawn_on_the_clock_of_the_run() -> None:
-    # The readings' clock began 10 s after the run. A day left after 50 s: 86,460 s in all.
-    band = Band(p10=0.5, p50=1.0, p90=2.0)
-    noted = [TimeLeft(at_s=50.0, days=band), TimeLeft(at_s=91.0, days=band)]
-    (point,) = eta_points(noted, 10.0, 100.0)
-    assert point.at_s == 60.0
-    assert point.total_s == Band(p10=43_260.0, p50=86_460.0, p90=172_860.0)

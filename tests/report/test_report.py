@@ -3,20 +3,19 @@
 import json
 import re
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.report import main
 from jobs.status import as_json as status_json
-from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import list_in_manifest, read_history, read_manifest
+
 from pipeline.live.estimate import folder_update
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.page import report_page
@@ -28,7 +27,6 @@ from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
-from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import EngineRun
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
@@ -369,39 +367,6 @@ def test_command_writes_the_page_and_refuses_a_folder_without_a_run(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_error_rows_rows_without_counts_and_many_kinds_are_summed(
-    tmp_path: Path, completion: Callable[..., Completion]
-) -> None:
-    uncounted = replace(
-        completion("c").turns[0], completion_tokens=None, reasoning_tokens=None, prompt_tokens=None
-    )
-    rows = [
-        completion("a", carried={"kind": "x"}),
-        completion("b", error=True, carried={"kind": None}, flags=()),
-        completion("c", turns=(uncounted,), carried={"kind": "y"}, flags=("looping",)),
-    ]
-    figures, carried = RowFigures(), pa.schema([("kind", pa.string())])
-    figures.read(staged(tmp_path, "p.parquet", rows, carried), ["p.parquet", "gone.parquet"])
-    assert (figures.num_rows, figures.num_turns, figures.num_unreadable) == (3, 2, 1)
-    assert (figures.completion, figures.reasoning, figures.answer) == ({3: 1}, {1: 1}, {2: 1})
-    assert {name: count.num_rows for name, count in figures.categories.items()} == {
-        "x": 1, "(none)": 1, "y": 1
-    }  # fmt: skip
-    assert figures.categories["y"].flags == {"looping": 1}
-    many = [completion(f"m{n}", carried={"kind": f"k{n}"}) for n in range(20)]
-    figures.read(staged(tmp_path, "q.parquet", many, carried), ["q.parquet"])
-    assert (figures.category_column, figures.categories, figures.num_rows) == (None, {}, 23)
-
-
-def staged(root: Path, name: str, rows: list[Completion], carried: pa.Schema) -> LocalFolder:
-    folder = LocalFolder(root)
-    for inner in ("staging", "data"):
-        folder.make(inner)
-    part = stage_part(folder, name, rows, run_id="r", carried_schema=carried, worker_id="w0")
-    publish(folder, part, now_s=1.0)
-    return folder
-
-
 def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
@@ -412,10 +377,10 @@ def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) ->
         lines.append(json.dumps(values).encode())
     folder.write_whole(READINGS_FILE, b"\n".join(lines) + b"\n")
     report = run_report(folder, now_s=now_s)
-    assert report.engine_chart is not None
-    drawn = {line.name: line.last for line in report.engine_chart.lines}
+    assert report.engine_charts.each is not None
+    drawn = {line.name: line.last for line in report.engine_charts.each.lines}
     assert drawn == {"fastest engine": 149.0, "middle": 124.0, "slowest engine": 100.0}
-    assert report.rate_chart.lines[0].last == sum(range(100, 150))
+    assert report.engine_charts.total.lines[0].last == sum(range(100, 150))
     assert "and 10 more" in parsed(report_page(report)).text
 
 

@@ -1,0 +1,115 @@
+"""Planned figures of a run next to the measured ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipeline.dataset.lengths import expected_lengths
+from pipeline.errors import PipelineError
+from pipeline.live.estimate import log_update
+from pipeline.report.engines import caps_of_engines, mean_of
+from pipeline.report.rows import RowFigures, mean
+from pipeline.report.series import RunRecords
+from pipeline.store.folder import Folder
+from schemas.config import RunFile
+from schemas.estimate import GroupUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """A planned figure and the measured one."""
+
+    name: str
+    planned: float
+    measured: float | None
+    is_share: bool = False
+
+
+def plan_rows(folder: Folder, run: RunRecords) -> tuple[PlanRow, ...]:
+    """Compare the run file and the estimate of the launch with what was measured."""
+    from_run_file = _run_file_rows(run, run.config) if run.config else ()
+    return (*from_run_file, *_estimate_rows(folder, run))
+
+
+def _run_file_rows(run: RunRecords, config: RunFile) -> Iterator[PlanRow]:
+    rows = run.rows
+    if config.lengths.output_tokens_column is None and rows.completion:
+        yield from _length_rows(config, rows)
+    if config.lengths.prompt_tokens_mean is not None and rows.num_turns:
+        tokens = sum(part.prompt_tokens for part in run.history.parts.values())
+        yield PlanRow(
+            name="prompt tokens a turn",
+            planned=config.lengths.prompt_tokens_mean,
+            measured=tokens / rows.num_turns,
+        )
+    caps = caps_of_engines(run) or [config.engine.max_running_requests]
+    yield PlanRow(
+        name="requests in an engine, of at most",
+        planned=sum(caps) / len(caps),
+        measured=mean_of(run.readings, "running_requests"),
+    )
+    if config.estimate.accept_length is not None:
+        yield PlanRow(
+            name="accept length",
+            planned=config.estimate.accept_length,
+            measured=mean_of(run.readings, "accept_length"),
+        )
+
+
+def _length_rows(config: RunFile, rows: RowFigures) -> Iterator[PlanRow]:
+    expected = expected_lengths(config).summary
+    yield PlanRow(
+        name="output tokens a turn",
+        planned=expected.mean_tokens,
+        measured=mean(rows.completion),
+    )
+    yield PlanRow(
+        name="turns that reach the limit",
+        planned=expected.at_limit_fraction,
+        measured=rows.num_cut / rows.num_turns if rows.num_turns else None,
+        is_share=True,
+    )
+
+
+def _estimate_rows(folder: Folder, run: RunRecords) -> Iterator[PlanRow]:
+    """Compare rates, requests and days with those estimated for the launch that came up.
+
+    There are no rows without readings, or without an estimate to compare them with.
+    """
+    if not run.log.readings:
+        return
+    today = datetime.fromtimestamp(run.now_s, UTC).date()
+    try:
+        update = log_update(folder, run.log, run.history, today=today)
+    except PipelineError:
+        # `jobs.estimate --update-from` reports the reason; the page has its other rows.
+        return
+    for group in update.groups:
+        yield from _group_rows(group)
+    if update.expected_days_left is not None and update.days_left.p50 > 0:
+        yield PlanRow(
+            name="days left from here",
+            planned=update.expected_days_left.p50,
+            measured=(run.status.days_left or update.days_left).p50,
+        )
+
+
+def _group_rows(group: GroupUpdate) -> Iterator[PlanRow]:
+    if group.expected_tokens_per_s is not None:
+        yield PlanRow(
+            name=f"tokens/s, {group.name}",
+            planned=group.expected_tokens_per_s.p50,
+            measured=group.tokens_per_s.p50,
+        )
+    if group.expected_running_requests is not None:
+        yield PlanRow(
+            name=f"running requests in an engine, {group.name}",
+            planned=group.expected_running_requests,
+            measured=group.running_requests,
+        )
+    if group.expected_accept_length is not None and group.accept_length is not None:
+        yield PlanRow(
+            name=f"accept length, {group.name}",
+            planned=group.expected_accept_length,
+            measured=group.accept_length,
+        )
