@@ -288,7 +288,7 @@ def _generate(
         rows=(session.rows_done, session.rows_total),
     )
     if prepared.excesses:
-        observer.hear([f"event=canary_failed rows={_num_canary_rows(folder)}"])
+        observer.note_events([f"event=canary_failed rows={_num_canary_rows(folder)}"])
         observer.finish("failed", _WORSE_THAN_LIMITS)
         return _stopped_by_canary(folder, prepared, as_json=arguments.json)
     if session.rows_done == session.rows_total:

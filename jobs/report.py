@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page, from its output folder alone.
+"""Write the report of a run as an HTML page, from its output folder alone.
 
 usage: python -m jobs.report FOLDER [--html FILE] [--json]
 """
@@ -18,13 +18,14 @@ from pipeline.store.run_folder import REPORT_FILE
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 when the folder holds no run, or a file cannot be read or written."""
+    """Exit with 0, or with 2 if the folder has no run or a file cannot be read or written."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.report", description="The report of a run, from its files alone."
+        prog="python -m jobs.report",
+        description="Write the report of a run, from its output folder alone.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: FOLDER/report.html")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, no page")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     arguments = parser.parse_args(argv)
     return about_a_run(arguments.folder, lambda folder: _show(folder, arguments))
 

@@ -1,4 +1,4 @@
-"""How far a run is, from its output folder alone.
+"""Print the status of a run, from its output folder alone.
 
 usage: python -m jobs.status FOLDER [--json] [--watch [--interval S]]
 """
@@ -21,19 +21,26 @@ from schemas.progress import RunStatus, WorkerReport
 _MOST_FAILED_SHOWN = 20
 _INTERRUPTED = 130
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
-_WATCH_SHARE = 10
-"""A look may take a tenth of the time between looks."""
+# Reading the status may use a tenth of the time.
+_INTERVAL_TO_READING = 10
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 2 when the folder holds no readable run, 130 when a watch was interrupted."""
+    """Exit with 0, 2 if the folder has no readable run, 130 if a watch is interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.status", description="How far a run is, from its files alone."
+        prog="python -m jobs.status",
+        description="Print the status of a run, from its output folder alone.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--watch", action="store_true", help="again and again, until the run ends")
-    parser.add_argument("--interval", type=_seconds, default=5.0, metavar="S", help="default: 5")
+    parser.add_argument("--watch", action="store_true", help="repeat until the run ends")
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="with --watch: seconds between updates; default: 5",
+    )
     arguments = parser.parse_args(argv)
     show = _watch if arguments.watch else _show_once
     return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
@@ -47,32 +54,32 @@ def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:
 
 
 def _watch(folder: Folder, arguments: argparse.Namespace) -> int:
-    """Until the run ends, or Ctrl-C: exit 130. A manifest that takes long to read is read less.
+    """Repeat until the run ends, or Ctrl-C (exit 130). A slow folder is read less often.
 
-    On a terminal the screen is drawn anew; elsewhere, and with --json, each look is one line.
+    A terminal is redrawn; elsewhere, and with --json, each reading is one line.
     """
     try:
         while True:
             began_s, now_s = time.monotonic(), time.time()
             status = run_status(folder, now_s=now_s)
-            print(_look(status, now_s, as_line=arguments.json), flush=True)
+            print(_update(status, now_s, as_line=arguments.json), flush=True)
             if status.state not in ("running", "unknown"):
                 return 0
             took_s = time.monotonic() - began_s
-            time.sleep(max(arguments.interval, _WATCH_SHARE * took_s))
+            time.sleep(max(arguments.interval, _INTERVAL_TO_READING * took_s))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has had enough; what is left in the buffer goes nowhere.
+        # The reader has closed the pipe; the rest of the buffer is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _look(status: RunStatus, now_s: float, *, as_line: bool) -> str:
+def _update(status: RunStatus, now_s: float, *, as_line: bool) -> str:
     if as_line:
         return json.dumps(as_json(status))
     if sys.stdout.isatty():
-        return f"{_CLEAR_SCREEN}{_text(status, now_s)}\n{_clock(now_s)}, Ctrl-C leaves"
+        return f"{_CLEAR_SCREEN}{_text(status, now_s)}\n{_clock(now_s)}, Ctrl-C to leave"
     return f"{_clock(now_s)} {_line(status, now_s)}"
 
 
@@ -98,7 +105,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a number of seconds above 0")
     return value
 
 
@@ -123,7 +130,7 @@ def _text(status: RunStatus, now_s: float) -> str:
         f"published  {status.num_parts:,} parts, the last {_ago(status.last_publish_s, now_s)}",
     ]
     if status.rows_outside_input:
-        lines.append(f"outside    {status.rows_outside_input:,} published rows not in the input")
+        lines.append(f"outside    {status.rows_outside_input:,} published rows, not in the input")
     for worker in sorted(status.workers, key=_by_node):
         lines.append(_worker_line(worker))
         if worker.starved is not None:
@@ -147,7 +154,7 @@ def _worker_line(worker: WorkerReport) -> str:
 
 
 def failed_lines(status: RunStatus) -> list[str]:
-    """Rows that used up their budget, the first ones with their last cause."""
+    """List the first failed rows with their last cause, and the number of the others."""
     lines = [
         f"failed     {row_id}" + (f" sample {sample}" if sample else "") + f": {cause}"
         for row_id, sample, cause in status.failed[:_MOST_FAILED_SHOWN]

@@ -1,12 +1,12 @@
-"""The error tree, and who catches each.
+"""Error tree, and who catches each.
 
-Every error takes one message and defines no `__init__`, so that it survives the trip between
-Ray's processes. An error that is not in this tree is a bug of ours and ends in a traceback.
+An error has one message and no `__init__`, so that it can be pickled between Ray's processes. An
+error outside this tree is a bug and ends in a traceback.
 """
 
 
 class PipelineError(Exception):
-    """Root of the errors that this project raises on purpose. Caught in `jobs` alone."""
+    """Root of the errors that this project raises on purpose. Caught only in `jobs`."""
 
 
 class ConfigError(PipelineError):
@@ -14,11 +14,11 @@ class ConfigError(PipelineError):
 
 
 class PlanError(ConfigError):
-    """The model, the card and the flags do not go together. `jobs` prints it and exits with 2."""
+    """The model, the card and the flags do not fit together. `jobs` prints it and exits with 2."""
 
 
 class ResumeError(ConfigError):
-    """The output folder holds another run, or another driver has it. `jobs` exits with 2."""
+    """The output folder has another run, or another driver. `jobs` exits with 2."""
 
 
 class EngineError(PipelineError):
@@ -26,11 +26,7 @@ class EngineError(PipelineError):
 
 
 class EngineGivenUpError(EngineError):
-    """No start of this engine will mend it. The worker ends, and the cause is told."""
-
-
-class LeaseLostError(PipelineError):
-    """The coordinator gave the work to another. The worker drops what it was doing."""
+    """The engine cannot be mended by a restart. The worker ends and reports the cause."""
 
 
 class CoordinatorLostError(PipelineError):
@@ -38,4 +34,4 @@ class CoordinatorLostError(PipelineError):
 
 
 class DriverLostError(PipelineError):
-    """Another driver took the output folder over. The coordinator stops publishing at once."""
+    """Another driver has taken over the output folder. The coordinator stops publishing."""

@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Two axes that start at zero."""
+    """Axes that start at zero."""
 
     x_end: float
     """Value at the right edge."""
@@ -109,7 +109,7 @@ class BandBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One row's part of a stacked bar."""
+    """Part of a stacked bar."""
 
     row: BudgetRow
     width_percent: float
@@ -280,7 +280,7 @@ class RateChart:
     axes: Axes
     lines: tuple[RateLine, ...]
     break_even: Tick | None
-    """None if there is none, or if it is far right of all caps."""
+    """Break-even of MTP, unless it is far right of all caps."""
 
 
 def rate_chart(curves: Sequence[RateCurve], break_even_requests: int | None) -> RateChart:

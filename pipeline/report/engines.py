@@ -19,7 +19,7 @@ _NUM_STEPS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """One engine over the whole run, with all its restarts."""
+    """An engine over the whole run, with all its restarts."""
 
     name: str
     rows: int

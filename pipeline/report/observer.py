@@ -1,8 +1,7 @@
-"""What is told of a run while it goes on: the events file, the webhook, the report.
+"""Observer of a running run: writes the events file and the report, and posts to the webhook.
 
-It stands beside the run, in the driver, and sees what the driver sees. Nothing in here ends a run
-or holds it up: a failure is logged, the report is written by a thread, and at the end each is
-waited for no longer than its bound.
+It lives in the driver. Nothing in here ends a run or delays it: failures are logged, a thread
+writes the report, and the wait at the end is bounded.
 """
 
 import threading
@@ -26,10 +25,11 @@ from schemas.progress import Progress, RunState
 REPORT_INTERVAL_S = 180.0
 _FIRST_REPORT_S = 20.0
 _TRIM_EVERY = 1_000
-_MOST_LAST_WORDS = 400
-"""Characters of why a run failed."""
+# Characters of the cause of a failed run.
+_MAX_CAUSE_CHARACTERS = 400
 
 Ending = Literal["done", "stopped", "failed"]
+# Kind of event → name of its notice.
 NOTICES = {
     "canary_failed": "canary_failed",
     "engine_drained": "engine_drained",
@@ -39,16 +39,15 @@ NOTICES = {
     "run_stopped": "run_stopped",
     "run_failed": "run_failed",
 }
-"""Kind of event → the name that the webhook has for it."""
 _ENDINGS = ("run_done", "run_stopped", "run_failed")
+# After a signal `ray job stop` kills within 3 s, and all rows are published by then.
 _WEBHOOK_WAIT_S = {"done": 5.0, "failed": 5.0, "stopped": 0.5}
 _REPORT_WAIT_S = {"done": 60.0, "failed": 60.0, "stopped": 0.5}
-# After a signal to stop, `ray job stop` kills within 3 s; the rows are published by then.
 
 
 @dataclass(slots=True, kw_only=True)
 class Observer:
-    """One session's. `see` and `finish` are the driver's to call."""
+    """Observer of one session. The driver calls `see` and `finish`."""
 
     folder: Folder
     run_id: str
@@ -58,10 +57,10 @@ class Observer:
     report_interval_s: float = REPORT_INTERVAL_S
     first_report_s: float = _FIRST_REPORT_S
     rows: tuple[int, int]
-    """Done and total, as last seen."""
+    """Last known counts of rows: done, total."""
     _ending: Ending | None = None
     _is_ours: bool = True
-    """Whether the folder is: once another driver has it, nothing is written there."""
+    """False once another driver has the folder; nothing is written there after that."""
     _num_events: int = 0
     _wake: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -69,12 +68,12 @@ class Observer:
 
     @contextmanager
     def watching(self, config: RunFile) -> Iterator[None]:
-        """Keep the run file beside the rows and the report up to date until the block ends.
+        """Store the run file, and keep the report up to date until the block ends.
 
-        A block that is left by an error, or without a word, is a run that has failed.
+        A block that ends by an error, or without `finish`, is a failed run.
         """
         self._try("run file", lambda: write_run_file(self.folder, config))
-        self._thread = threading.Thread(target=self._report_on_and_on, name="report", daemon=True)
+        self._thread = threading.Thread(target=self._report_regularly, name="report", daemon=True)
         self._thread.start()
         try:
             yield
@@ -88,32 +87,32 @@ class Observer:
             self.finish("failed")
 
     def see(self, progress: Progress, lines: Sequence[str]) -> None:
-        """What the driver has heard since the last time."""
+        """Note the progress, and the events among new lines of the log."""
         self.rows = (progress.rows_done, progress.rows_total)
-        self.hear(lines)
+        self.note_events(lines)
 
-    def hear(self, lines: Sequence[str]) -> None:
-        """Event lines of the log; others are left out."""
+    def note_events(self, lines: Sequence[str]) -> None:
+        """Note the events among lines of the log."""
         now_s = self.clock()
         events = [event for line in lines if (event := event_of(line, now_s=now_s)) is not None]
         if events:
             self._note(events)
 
     def finish_without_work(self) -> None:
-        """The last word of a session that found every row done, unless it was told before.
+        """Finish a session that found every row done, if the last one has not reported `run_done`.
 
-        It was not when the last session was killed between its last row and its end.
+        It has not if it was killed between its last row and its end.
         """
         endings = [e.kind for e in read_events(self.folder) if e.kind in _ENDINGS]
         if endings[-1:] != ["run_done"]:
             self.finish("done", "every row was done already")
 
     def finish(self, ending: Ending, text: str = "") -> None:
-        """The last word, once."""
+        """Report the end of the session, once, and wait for the deliveries."""
         if self._ending is not None:
             return
         self._ending = ending
-        line = " ".join(text.split())[:_MOST_LAST_WORDS]
+        line = " ".join(text.split())[:_MAX_CAUSE_CHARACTERS]
         self._note([RunEvent(kind=f"run_{ending}", at_s=self.clock(), worker=None, text=line)])
         self._wake.set()
         if self.webhook is not None:
@@ -122,7 +121,7 @@ class Observer:
             self._thread.join(_REPORT_WAIT_S[ending])
 
     def write_report(self, state: RunState) -> None:
-        """Write the page as things stand."""
+        """Write the current report."""
         report = run_report(self.folder, now_s=self.clock(), rows=self._figures, state=state)
         self.folder.write_whole(REPORT_FILE, report_page(report).encode())
 
@@ -138,7 +137,7 @@ class Observer:
             return
         for event in events:
             if event.kind in NOTICES:
-                self.webhook.tell(self._notice(event))
+                self.webhook.post(self._notice(event))
 
     def _notice(self, event: RunEvent) -> Notice:
         rows_done, rows_total = self.rows
@@ -153,7 +152,7 @@ class Observer:
             worker=event.worker,
         )
 
-    def _report_on_and_on(self) -> None:
+    def _report_regularly(self) -> None:
         wait_s = self.first_report_s
         while not self._wake.wait(wait_s):
             self._try("report", lambda: self.write_report("running"))
@@ -165,5 +164,5 @@ class Observer:
             return
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run must not end of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run must go on
             self.log(f"event=warning the {what} was not written: {error!r}")

@@ -1,7 +1,7 @@
-"""What a run has cost and will: GPU-hours by card, at the user's price or the listed one. Pure.
+"""Cost of a run so far and to its end: GPU-hours by card, at your own or the list price. Pure.
 
-An engine's card is the one that its readings name; else the run file's, where that names one kind.
-Where a card or its price is not known there are no dollars, and a line says why.
+An engine's card is the one that its readings name, else the run file's if that names one kind. If a
+card or its price is unknown there are no dollars, but a reason.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from schemas.progress import slot_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardSpending:
-    """The part of one kind of card."""
+    """Share of one kind of card."""
 
     gpu: str
     num_gpus: int
@@ -30,7 +30,7 @@ class CardSpending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Dollars of all cards."""
+    """Cost of all cards."""
 
     cards: tuple[CardSpending, ...]
     gpu_hours: float
@@ -40,7 +40,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSpending:
-    """Why no dollars are known."""
+    """Reason that the cost is unknown."""
 
     why: str
 
@@ -54,19 +54,23 @@ def spending(
     left_s: Band | None,
     today: date,
 ) -> Spending | NoSpending:
-    """`slots` are the places of engines that were seen; `cards` names the card of a worker."""
+    """Price the GPU-hours of a run.
+
+    `slots` are those of the engines that published; `cards` maps workers to the cards that they
+    reported.
+    """
     if config is None:
         return NoSpending(why="the folder has no copy of the run file")
     counts = _gpus_by_card(config, slots, cards)
     if isinstance(counts, NoSpending):
         return counts
-    found = []
+    spent = []
     for gpu, number in counts.items():
         price = _price(gpu, config.hardware, today)
         if isinstance(price, NoSpending):
             return price
         hours = ran_s / 3600 * number
-        found.append(
+        spent.append(
             CardSpending(
                 gpu=gpu,
                 num_gpus=number,
@@ -75,52 +79,47 @@ def spending(
                 usd_so_far=hours * price.usd_per_gpu_hour,
             )
         )
-    usd_a_second = sum(card.num_gpus * card.price.usd_per_gpu_hour for card in found) / 3600
+    usd_per_s = sum(card.num_gpus * card.price.usd_per_gpu_hour for card in spent) / 3600
     return Spending(
-        cards=tuple(found),
-        gpu_hours=sum(card.gpu_hours for card in found),
-        usd_so_far=sum(card.usd_so_far for card in found),
-        usd_to_go=left_s
-        and Band(
-            p10=left_s.p10 * usd_a_second,
-            p50=left_s.p50 * usd_a_second,
-            p90=left_s.p90 * usd_a_second,
-        ),
+        cards=tuple(spent),
+        gpu_hours=sum(card.gpu_hours for card in spent),
+        usd_so_far=sum(card.usd_so_far for card in spent),
+        usd_to_go=left_s.times(usd_per_s) if left_s else None,
     )
 
 
 def _gpus_by_card(
     config: RunFile, slots: Sequence[str], cards: Mapping[str, str]
 ) -> dict[str, int] | NoSpending:
-    """GPUs that engines hold, by the card's name: of the run file's engines, or of those seen."""
+    """Count the GPUs of the run's engines by card."""
     if config.engine.kind == "embedded":
         return NoSpending(why="embedded engines run on CPUs")
     named = {_catalogue_name(entry.gpu) for entry in config.hardware}
     only = next(iter(named)) if len(named) == 1 else None
-    told = {slot_of(worker): _catalogue_name(card) for worker, card in cards.items()}
-    of_slot = {slot: told.get(slot, only) for slot in sorted({*slots, *told})}
+    reported = {slot_of(worker): _catalogue_name(card) for worker, card in cards.items()}
+    of_slot = {slot: reported.get(slot, only) for slot in sorted({*slots, *reported})}
     engines = Counter(gpu for gpu in of_slot.values() if gpu is not None)
-    silent = next((slot for slot, gpu in of_slot.items() if gpu is None), None)
-    if silent is not None or not (engines or only):
-        whose = f"{silent} has not told its card" if silent else "no engine was seen"
+    unknown = next((slot for slot, gpu in of_slot.items() if gpu is None), None)
+    if unknown is not None or not (engines or only):
+        cause = f"{unknown} has not reported its card" if unknown else "no engine has published"
         number = f"{len(named)} kinds" if named else "none"
-        return NoSpending(why=f"{whose}, and the run file's hardware names {number}")
+        return NoSpending(why=f"{cause}, and the run file's hardware names {number}")
     gpus_each = config.engine.gpus_per_worker
     if len(engines) > 1:
         if not gpus_each:
-            return NoSpending(why="engines are on several cards, and engine.gpus is not given")
+            return NoSpending(why="engines run on several cards, and engine.gpus is not given")
         return {gpu: number * gpus_each for gpu, number in sorted(engines.items())}
     gpu = next(iter(engines), only or "")
-    held = (config.engine.num_workers or len(of_slot)) * gpus_each
-    if not held and len(config.hardware) == 1:
-        held = config.hardware[0].count
-    if not held:
-        return NoSpending(why="the run file does not say how many GPUs its engines hold")
-    return {gpu: held}
+    number_of_gpus = (config.engine.num_workers or len(of_slot)) * gpus_each
+    if not number_of_gpus and len(config.hardware) == 1:
+        number_of_gpus = config.hardware[0].count
+    if not number_of_gpus:
+        return NoSpending(why="the run file does not say how many GPUs its engines use")
+    return {gpu: number_of_gpus}
 
 
 def _catalogue_name(text: str) -> str:
-    """The card's one name; of a card that the catalogue lacks, the name that it was given."""
+    """Return the catalogue's name of a card; a card that it lacks keeps the given name."""
     try:
         return gpu_named(text).name
     except PlanError:
@@ -128,7 +127,7 @@ def _catalogue_name(text: str) -> str:
 
 
 def _price(gpu: str, entries: Sequence[HardwareConfig], today: date) -> Price | NoSpending:
-    """The user's own price of this card, else the listed one; on demand rather than spot."""
+    """Return the user's own price of a card, else the list price, on demand rather than spot."""
     own = {
         (entry.usd_per_gpu_hour, entry.spot_usd_per_gpu_hour)
         for entry in entries
@@ -140,9 +139,9 @@ def _price(gpu: str, entries: Sequence[HardwareConfig], today: date) -> Price | 
     try:
         card = gpu_named(gpu)
     except PlanError:
-        # A card of the user's, known by its memory: only an own price tells its cost.
+        # A card that the catalogue lacks has only the user's own price.
         card = gpu_of_memory(1.0, gpu)
     prices = prices_of(card, today, own_usd=usd, own_spot_usd=spot_usd)
     if not prices:
-        return NoSpending(why=f"no price of {gpu} is known: give hardware its usd_per_gpu_hour")
+        return NoSpending(why=f"no price of {gpu} is known: set its usd_per_gpu_hour in hardware")
     return prices[0]

@@ -1,4 +1,4 @@
-"""How far a run is, from the files of its output folder alone."""
+"""Status of a run, from the files of its output folder alone."""
 
 from pipeline.dataset.run_record import check_has_begun, check_has_run, read_history
 from pipeline.store import lock
@@ -12,7 +12,7 @@ _RATE_WINDOW_S = 300.0
 
 
 def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -> RunStatus:
-    """Return how far the run is. Raises ConfigError for a folder without a run.
+    """Read the status. Raises ConfigError for a folder without a run.
 
     The driver passes the state that it knows.
     """
@@ -24,8 +24,10 @@ def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -
     live = _live(folder, session)
     rows_open = session.rows_total - rows_done - len(manifest.failed)
     state = state or _state(folder, live, rows_open)
-    is_heard = live is not None and state in ("running", "unknown")
-    days_left = live.days_left if live and is_heard and rows_open else None
+    # What the coordinator reported last is void once its driver is gone.
+    if state not in ("running", "unknown"):
+        live = None
+    days_left = live.days_left if live and rows_open else None
     eta_s = days_left.p50 * SECONDS_PER_DAY if days_left else None
     return RunStatus(
         folder=folder.where,
@@ -42,20 +44,19 @@ def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,
         num_parts=len(parts),
-        # The last that was heard of workers says nothing once their driver is gone.
-        workers=live.workers if live and is_heard else (),
+        workers=live.workers if live else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
 
 
 def _live(folder: Folder, session: Session) -> Progress | None:
-    """What the coordinator said last; None when it has not spoken in this session."""
+    """Read the coordinator's last report in this session; None if there is none."""
     if not folder.exists(LIVE_FILE):
         return None
     try:
         live = Progress.from_json(folder.read(LIVE_FILE).decode())
     except (ValueError, KeyError, TypeError):
-        # Not one of ours: the manifest alone tells the rest.
+        # The file is not ours; the manifest has the rest.
         return None
     return live if live.session_id == session.session_id else None
 
@@ -72,7 +73,7 @@ def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:
 
 
 def _tokens_per_s(manifest: RunManifest, now_s: float) -> float | None:
-    """Return the rate over the window that ends with the last publication."""
+    """Compute the rate over the window that ends with the last publication."""
     parts: list[Part] = manifest.session_parts
     if not parts:
         return None

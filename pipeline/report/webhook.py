@@ -1,8 +1,8 @@
-"""Events posted to a webhook, from a thread of its own: nothing here holds the run up.
+"""Webhook: posts events from a thread of its own, so that the run never waits for it.
 
-The queue is bounded, a delivery is tried a few times with back-off, and at the end a run waits for
-what is left no longer than it is told to. What is given up is counted and logged. The URL is a
-secret: it comes from the environment and stands in no message.
+The queue is bounded, deliveries are retried with back-off, and at its end a run waits for a limited
+time. Dropped notices are counted and logged. The URL is a secret: it comes from the environment and
+is in no message.
 """
 
 import http.client
@@ -20,18 +20,18 @@ from pipeline.errors import ConfigError
 from schemas.config import EventsConfig
 
 _MOST_QUEUED = 200
-_TRIES = 6
+_MAX_ATTEMPTS = 6
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 15.0
 _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """The JSON body of one post."""
+    """JSON body of a post."""
 
     event: str
     run: str
-    """The run's id."""
+    """Id of the run."""
     folder: str
     at_s: float
     """Seconds since 1970, UTC."""
@@ -43,7 +43,7 @@ class Notice:
 
 @dataclass(slots=True, kw_only=True)
 class Webhook:
-    """Where notices go, and the thread that takes them there."""
+    """Queue of notices to a URL, and the thread that posts them."""
 
     url: str
     log: Callable[[str], None]
@@ -55,18 +55,18 @@ class Webhook:
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def tell(self, notice: Notice) -> None:
-        """Queue it; dropped when as many wait already."""
+    def post(self, notice: Notice) -> None:
+        """Queue a notice, or drop it if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver, name="webhook", daemon=True)
             self._thread.start()
         try:
             self._queue.put_nowait(notice)
         except queue.Full:
-            self._lose(notice, "too many wait already")
+            self._drop(notice, "the queue is full")
 
     def close(self, wait_s: float) -> None:
-        """Deliver what is queued, for so long at most."""
+        """Deliver the queue, within `wait_s` at most."""
         if self._thread is None:
             return
         try:
@@ -87,46 +87,46 @@ class Webhook:
 
     def _deliver_one(self, notice: Notice) -> None:
         problem = ""
-        for number in range(_TRIES):
+        for number in range(_MAX_ATTEMPTS):
             wait_s = min(self.backoff_first_s * 2.0 ** (number - 1), _BACKOFF_MOST_S)
             if number and self._stop.wait(wait_s):
                 return
-            answer = _posted(self.url, notice)
-            if answer is None:
+            failure = _post(self.url, notice)
+            if failure is None:
                 return
-            problem, again = answer
-            if not again:
+            problem, is_temporary = failure
+            if not is_temporary:
                 break
-        self._lose(notice, problem)
+        self._drop(notice, problem)
 
-    def _lose(self, notice: Notice, why: str) -> None:
+    def _drop(self, notice: Notice, why: str) -> None:
         self.num_lost += 1
         self.log(f"event=webhook_lost notice={notice.event} why={why!r}")
 
 
 def webhook_of(config: EventsConfig, log: Callable[[str], None]) -> Webhook | None:
-    """The run file's webhook. Raises ConfigError when its variable holds no URL."""
+    """Create the run file's webhook. Raises ConfigError if its variable contains no URL."""
     if config.webhook_env is None:
         return None
     url = os.environ.get(config.webhook_env, "")
     if not url:
         raise ConfigError(
-            f"events.webhook_env: found no environment variable {config.webhook_env}; it should "
-            f"hold the URL to post to"
+            f"events.webhook_env: the environment variable {config.webhook_env} is not set; "
+            f"set it to the URL to post to"
         )
-    # A secret that was read from a file often ends with a line feed.
+    # A secret from a file often ends with a line feed.
     url = url.strip()
     if not _is_url(url):
         # The value is not shown: it is a secret.
         raise ConfigError(
-            f"events.webhook_env: the environment variable {config.webhook_env} holds no URL that "
-            f"starts with http:// or https:// and a host"
+            f"events.webhook_env: the environment variable {config.webhook_env} contains no "
+            f"valid URL; expected http:// or https:// and a host"
         )
     return Webhook(url=url, log=log)
 
 
 def _is_url(url: str) -> bool:
-    """Whether it can be posted to as it stands: with a host, a port in range, no blanks."""
+    """Check that a URL has a host, a port in range if any, and only printable ASCII."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -135,8 +135,8 @@ def _is_url(url: str) -> bool:
     return is_whole and all("!" <= character <= "~" for character in url)
 
 
-def _posted(url: str, notice: Notice) -> tuple[str, bool] | None:
-    """None when it was taken; else what went wrong, and whether another try may help."""
+def _post(url: str, notice: Notice) -> tuple[str, bool] | None:
+    """Post a notice; on failure return the problem, and true if a retry may help."""
     request = urllib.request.Request(  # noqa: S310 - http or https, as checked
         url,
         data=json.dumps(asdict(notice)).encode(),
@@ -144,11 +144,11 @@ def _posted(url: str, notice: Notice) -> tuple[str, bool] | None:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - the same
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - as above
             return None
     except urllib.error.HTTPError as error:
         error.close()
         return f"HTTP {error.code}", error.code >= 500 or error.code in (408, 429)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # No connection, none in time, or no HTTP at its end; a URL error wraps the cause.
+        # No connection, a timeout, or no HTTP at the other end; a URL error wraps the cause.
         return type(getattr(error, "reason", error)).__name__, True

@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on: posts to a real server, the events file, the report."""
+"""Observer of a running run: posts to a real server, the events file, the report."""
 
 import socketserver
 import threading
@@ -34,8 +34,8 @@ def receiver() -> Iterator[Receiver]:
         yield found
 
 
-def hook(url: str, said: list[str]) -> Webhook:
-    return Webhook(url=url, log=said.append, backoff_first_s=0.02)
+def hook(url: str, log: list[str]) -> Webhook:
+    return Webhook(url=url, log=log.append, backoff_first_s=0.02)
 
 
 def progress(rows_done: int = 3) -> Progress:
@@ -49,35 +49,35 @@ def progress(rows_done: int = 3) -> Progress:
 # -- the webhook
 
 
-def test_post_that_fails_is_tried_again_until_it_is_taken(receiver: Receiver) -> None:
-    said: list[str] = []
+def test_post_that_fails_is_retried_until_it_succeeds(receiver: Receiver) -> None:
+    log: list[str] = []
     receiver.codes = [503, 500, 429]
-    webhook = hook(receiver.url, said)
-    webhook.tell(NOTICE)
+    webhook = hook(receiver.url, log)
+    webhook.post(NOTICE)
     webhook.close(5.0)
     assert receiver.refused == 3
     assert receiver.got == [
         {"event": "run_done", "run": "r", "folder": "/f", "at_s": 1.0, "text": "", "rows_done": 1,
          "rows_total": 1, "worker": None},
     ]  # fmt: skip
-    assert said == []
+    assert log == []
 
 
-def test_post_that_is_refused_for_good_is_not_tried_again(receiver: Receiver) -> None:
-    said: list[str] = []
+def test_post_that_is_refused_for_good_is_not_retried(receiver: Receiver) -> None:
+    log: list[str] = []
     receiver.codes = [410]
-    webhook = hook(receiver.url, said)
-    webhook.tell(NOTICE)
+    webhook = hook(receiver.url, log)
+    webhook.post(NOTICE)
     webhook.close(5.0)
     assert (receiver.refused, receiver.got, webhook.num_lost) == (1, [], 1)
-    assert said == ["event=webhook_lost notice=run_done why='HTTP 410'"]
+    assert log == ["event=webhook_lost notice=run_done why='HTTP 410'"]
 
 
 def test_notices_come_in_order(receiver: Receiver) -> None:
     webhook = hook(receiver.url, [])
     receiver.codes = [503]
     for number in range(5):
-        webhook.tell(Notice(**{**notice_values(), "rows_done": number}))  # type: ignore[arg-type]
+        webhook.post(Notice(**{**notice_values(), "rows_done": number}))  # type: ignore[arg-type]
     webhook.close(5.0)
     assert [notice["rows_done"] for notice in receiver.got] == [0, 1, 2, 3, 4]
 
@@ -91,25 +91,25 @@ def test_server_that_is_silent_or_gone_holds_the_end_up_for_the_bound_alone(
 ) -> None:
     receiver.hold.clear()
     for url in (receiver.url, f"http://127.0.0.1:{free_port()}/"):
-        said: list[str] = []
-        webhook = Webhook(url=url, log=said.append)
-        webhook.tell(NOTICE)
+        log: list[str] = []
+        webhook = Webhook(url=url, log=log.append)
+        webhook.post(NOTICE)
         began_s = time.monotonic()
         webhook.close(0.3)
         assert 0.25 < time.monotonic() - began_s < 1.5
-        assert said == ["event=webhook_given_up after_s=0.3"]
-        assert "secret" not in "".join(said)
+        assert log == ["event=webhook_given_up after_s=0.3"]
+        assert "secret" not in "".join(log)
 
 
-@pytest.mark.parametrize("said", [b"\x15\x03\x01\x00\x02\x02\x50\r\n", b"220 mail\r\n", b""])
-def test_other_end_that_speaks_no_http_costs_the_notice_and_not_the_next(said: bytes) -> None:
+@pytest.mark.parametrize("text", [b"\x15\x03\x01\x00\x02\x02\x50\r\n", b"220 mail\r\n", b""])
+def test_other_end_that_speaks_no_http_costs_the_notice_and_not_the_next(text: bytes) -> None:
     lines: list[str] = []
-    with speaking(said) as port:
+    with speaking(text) as port:
         webhook = Webhook(
             url=f"http://127.0.0.1:{port}/secret", log=lines.append, backoff_first_s=0.001
         )
-        webhook.tell(NOTICE)
-        webhook.tell(NOTICE)
+        webhook.post(NOTICE)
+        webhook.post(NOTICE)
         webhook.close(5.0)
     assert (webhook.num_lost, len(lines)) == (2, 2)
     assert all(line.startswith("event=webhook_lost notice=run_done why=") for line in lines)
@@ -118,7 +118,7 @@ def test_other_end_that_speaks_no_http_costs_the_notice_and_not_the_next(said: b
 
 @contextmanager
 def speaking(text: bytes) -> Iterator[int]:
-    """The port of a server that says `text` to whoever calls, whatever it is asked."""
+    """Yield the port of a server that answers every request with `text`."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -142,34 +142,34 @@ def test_line_feed_behind_the_url_is_no_part_of_it(
     assert webhook.url == receiver.url
 
 
-def test_queue_is_bounded_and_telling_never_waits(receiver: Receiver) -> None:
+def test_queue_is_bounded_and_posting_never_waits(receiver: Receiver) -> None:
     receiver.hold.clear()
-    said: list[str] = []
-    webhook = hook(receiver.url, said)
+    log: list[str] = []
+    webhook = hook(receiver.url, log)
     began_s = time.monotonic()
     for _ in range(500):
-        webhook.tell(NOTICE)
+        webhook.post(NOTICE)
     assert time.monotonic() - began_s < 1.0
     assert 290 <= webhook.num_lost <= 300
     webhook.close(0.0)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
-        (None, "found no environment variable HOOK"),
-        ("", "found no environment variable HOOK"),
-        ("ftp://secret/", "HOOK holds no URL"),
-        ("http://[secret", "HOOK holds no URL"),
+        (None, "the environment variable HOOK is not set; set it to the URL"),
+        ("", "the environment variable HOOK is not set; set it to the URL"),
+        ("ftp://secret/", "HOOK contains no valid URL; expected http"),
+        ("http://[secret", "HOOK contains no valid URL; expected http"),
     ],
 )
 def test_variable_without_a_url_is_refused_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+    monkeypatch: pytest.MonkeyPatch, value: str | None, message: str
 ) -> None:
     monkeypatch.delenv("HOOK", raising=False)
     if value is not None:
         monkeypatch.setenv("HOOK", value)
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         webhook_of(EventsConfig(webhook_env="HOOK"), print)
     assert "secret" not in str(refused.value)
     assert webhook_of(EventsConfig(), print) is None
@@ -186,26 +186,26 @@ def folder(tmp_path: Path) -> LocalFolder:
     return folder
 
 
-def observer(folder: LocalFolder, said: list[str], webhook: Webhook | None = None) -> Observer:
+def observer(folder: LocalFolder, log: list[str], webhook: Webhook | None = None) -> Observer:
     return Observer(
-        folder=folder, run_id="run-1", clock=lambda: BEGAN_AT_S + 800, log=said.append,
+        folder=folder, run_id="run-1", clock=lambda: BEGAN_AT_S + 800, log=log.append,
         webhook=webhook, report_interval_s=0.05, first_report_s=0.01, rows=(2, 10),
     )  # fmt: skip
 
 
-def test_events_are_kept_told_and_drawn(folder: LocalFolder, receiver: Receiver) -> None:
-    said: list[str] = []
-    watched = observer(folder, said, hook(receiver.url, said))
+def test_events_are_stored_posted_and_drawn(folder: LocalFolder, receiver: Receiver) -> None:
+    log: list[str] = []
+    watched = observer(folder, log, hook(receiver.url, log))
     with watched.watching(run_file(folder.root)):
         watched.see(progress(), ["event=engine_ready worker=w0", "no event"])
         watched.see(progress(4), ["event=step_down cause=pool change='a b' worker=w1"])
         watched.see(progress(5), ["event=engine_drained worker=w2 cause='it\\'s bad'"])
         watched.finish("done")
-    assert said == []
+    assert log == []
     kinds = ["engine_ready", "step_down", "engine_drained", "run_done"]
     assert [event.kind for event in read_events(folder)] == kinds
-    told = [(n["event"], n["worker"], n["rows_done"]) for n in receiver.got]
-    assert told == [
+    posted = [(n["event"], n["worker"], n["rows_done"]) for n in receiver.got]
+    assert posted == [
         ("engine_stepped_down", "w1", 4), ("engine_drained", "w2", 5), ("run_done", None, 5)
     ]  # fmt: skip
     page = parsed(folder.read(REPORT_FILE).decode()).text
@@ -214,16 +214,16 @@ def test_events_are_kept_told_and_drawn(folder: LocalFolder, receiver: Receiver)
 
 
 def test_report_is_written_while_the_run_goes_on(folder: LocalFolder) -> None:
-    said: list[str] = []
-    watched = observer(folder, said)
+    log: list[str] = []
+    watched = observer(folder, log)
     with watched.watching(run_file(folder.root)):
         wait_until(lambda: folder.exists(REPORT_FILE))
         assert 'class="state running"' in folder.read(REPORT_FILE).decode()
     assert 'class="state failed"' in folder.read(REPORT_FILE).decode()
-    assert said == []
+    assert log == []
 
 
-def test_run_that_ends_by_an_error_is_told_as_failed(
+def test_run_that_ends_by_an_error_is_reported_as_failed(
     folder: LocalFolder, receiver: Receiver
 ) -> None:
     watched = observer(folder, [], hook(receiver.url, []))
@@ -232,7 +232,7 @@ def test_run_that_ends_by_an_error_is_told_as_failed(
     assert [notice["event"] for notice in receiver.got] == ["run_failed"]
 
 
-def test_cause_of_a_failed_run_is_told_in_one_line(folder: LocalFolder, receiver: Receiver) -> None:
+def test_cause_of_a_failed_run_is_one_line(folder: LocalFolder, receiver: Receiver) -> None:
     watched = observer(folder, [], hook(receiver.url, []))
     cause = "no engine came up: SGLang refuses a flag\nno engine came up: " + 500 * "x"
     with pytest.raises(EngineError), watched.watching(run_file(folder.root)):
@@ -253,14 +253,14 @@ def test_folder_that_another_driver_took_is_left_alone(
 
 
 def test_what_cannot_be_written_is_logged_and_the_run_goes_on(tmp_path: Path) -> None:
-    said: list[str] = []
-    watched = observer(LocalFolder(tmp_path / "not there"), said)
+    log: list[str] = []
+    watched = observer(LocalFolder(tmp_path / "not there"), log)
     with watched.watching(run_file(tmp_path)):
         watched.see(progress(), ["event=engine_ready worker=w0"])
         watched.finish("done")
-    whats = [line.partition(" was not written")[0].rpartition("the ")[2] for line in said]
+    whats = [line.partition(" was not written")[0].rpartition("the ")[2] for line in log]
     assert {"run file", "events file", "report"} <= set(whats)
-    assert all(line.startswith("event=warning") for line in said)
+    assert all(line.startswith("event=warning") for line in log)
 
 
 # -- the events file

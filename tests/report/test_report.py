@@ -166,7 +166,7 @@ def test_dollars_are_gpu_hours_at_the_price(report: Report) -> None:
     ("hardware", "shown"),
     [
         ([{"gpu": "b200"}], "list price ("),
-        ([], "w0 has not told its card, and the run file's hardware names none"),
+        ([], "w0 has not reported its card, and the run file's hardware names none"),
     ],
 )
 def test_page_says_whose_price_it_is_or_why_there_is_none(

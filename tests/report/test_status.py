@@ -466,7 +466,7 @@ def test_text_says_it_to_people(
     assert lines[2] == "tokens     297 generated, 3 tokens/s"
     assert lines[3] == "time left  15 min (13-18)"
     assert lines[4] == "published  1 parts, the last 0 s ago"
-    assert lines[5] == "outside    7 published rows not in the input"
+    assert lines[5] == "outside    7 published rows, not in the input"
     assert lines[6].startswith("worker     w0 running: 4 in flight, 3 waiting, 2 backing off")
     assert lines[7:] == ["failed     x: HTTP 503", "failed     y sample 2: HTTP 500"]
 
@@ -578,7 +578,7 @@ def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: LocalFolde
     process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, cwd=ROOT)
     os.close(terminal)
     drawn = b""
-    while b"Ctrl-C leaves" not in drawn:
+    while b"Ctrl-C to leave" not in drawn:
         drawn += os.read(controller, 4096)
     # A signal just before the sleep is heard after it, in a minute.
     wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
@@ -596,7 +596,7 @@ def test_interval_is_a_number_above_zero(interval: str, capsys: pytest.CaptureFi
         main(["out", "--watch", f"--interval={interval}"])
     assert left.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith(f"--interval: found {interval!r}; expected seconds, more than 0")
+    assert said.endswith(f"--interval: found {interval!r}; expected a number of seconds above 0")
 
 
 def test_watch_of_a_folder_without_a_run_ends_with_one_line(
