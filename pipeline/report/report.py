@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from pipeline.dataset.run_record import RunHistory, read_history
-from pipeline.dataset.parts import read_run_file_copy
+from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
 from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, read_live_log
 from pipeline.report import charts, series

@@ -71,7 +71,7 @@ def test_run_record_of_something_else_is_named(
     for content in (b"", b"{", b"[1]", b"\xff\x00"):
         (run / RUN_FILE).write_bytes(content)
         said = one_line(command, run, capsys)
-        assert said.startswith(f"{run / RUN_FILE}: not a run record of ours: ")
+        assert said.startswith(f"{run / RUN_FILE}: not a run record: ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -15,7 +15,6 @@ import pytest
 from jobs.report import main
 from jobs.status import as_json as status_json
 from pipeline.dataset.run_record import list_in_manifest, read_history, read_manifest
-
 from pipeline.live.estimate import folder_update
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.page import report_page
