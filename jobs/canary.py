@@ -1,4 +1,4 @@
-"""What the canary of a run found, from its output folder alone: as a table or as JSON.
+"""Show what the canary of a run found, from its output folder alone: as a table or as JSON.
 
 usage: python -m jobs.canary FOLDER [--json]
 """
@@ -26,13 +26,14 @@ from schemas.config import RunFile
 
 _BELOW = " " * 11
 _COLUMNS = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")
-_OVER_LIMITS = 3
+_STATUS_OVER_LIMITS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 2 when the folder holds no canary, 3 when its rows are over the limits."""
+    """Return the exit status: 0, 2 without a canary, 3 when its rows exceed the limits."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.canary", description="What the canary of a run found, from its files."
+        prog="python -m jobs.canary",
+        description="Show what a run's canary found.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -47,44 +48,46 @@ def _show(folder: Folder, *, in_json: bool) -> int:
     event = manifest.canary
     if event is None:
         raise ConfigError(
-            f"{folder.where}: no canary has run here: quality.canary_rows says of how many rows"
+            f"{folder.where}: no canary has run here; quality.canary_rows sets its size"
         )
     if config is None:
         raise ConfigError(f"{folder.where}: the limits are not known: no readable {RUN_FILE_COPY}")
-    found = findings(folder, config)
-    is_over = event.verdict in ("begun", "failed") and bool(found.excesses)
+    result = findings(folder, config)
+    is_over = event.verdict in ("begun", "failed") and bool(result.excesses)
     if in_json:
-        tell(json.dumps({"verdict": event.verdict, **as_json(found)}, indent=1, ensure_ascii=False))
+        tell(
+            json.dumps({"verdict": event.verdict, **as_json(result)}, indent=1, ensure_ascii=False)
+        )
     else:
-        tell(text(found) if is_over else f"canary     {event.verdict}, {found.num_rows:,} rows")
-    return _OVER_LIMITS if is_over else 0
+        tell(text(result) if is_over else f"canary     {event.verdict}, {result.num_rows:,} rows")
+    return _STATUS_OVER_LIMITS if is_over else 0
 
 
 def findings(folder: Folder, config: RunFile, over: Sequence[Excess] = ()) -> Diagnosis:
-    """Of the canary's published rows; `over` are its excesses, where they are known already."""
+    """Diagnose the canary's published rows; `over` has its excesses if they are known already."""
     parts = read_manifest(folder).canary_parts
     tally = tally_of(parts)
     over = over or excesses(tally, config, num_rows=tally.num_rows)
     return diagnosis(over, rows_of(folder, [part.name for part in parts], _COLUMNS), config)
 
 
-def as_json(found: Diagnosis) -> dict[str, object]:
-    return {"canary": asdict(found)}
+def as_json(result: Diagnosis) -> dict[str, object]:
+    return {"canary": asdict(result)}
 
 
-def text(found: Diagnosis) -> str:
-    lines = [f"canary     stopped the run after {found.num_rows:,} rows"]
+def text(result: Diagnosis) -> str:
+    lines = [f"canary     stopped the run after {result.num_rows:,} rows"]
     lines += [f"{_BELOW}{'limit':30} {'found':>10} {'allowed':>10}"]
-    lines += [_row(excess) for excess in found.excesses]
-    for name, examples in found.examples.items():
+    lines += [_row(excess) for excess in result.excesses]
+    for name, examples in result.examples.items():
         for example in examples:
             lines += _example(name, example)
-    lines += [f"likely     {cause}" for cause in found.causes]
+    lines += [f"likely     {cause}" for cause in result.causes]
     lines.append(
-        "next       mend the cause, then: another output.folder for other settings; the same "
+        "next       fix the cause, then use another output.folder for other settings; or the same "
         "command with\n"
-        f"{_BELOW}--retry-flagged where the engines alone were mended; --accept-canary to go on "
-        "as it is"
+        f"{_BELOW}--retry-flagged if only the engines were fixed; or --accept-canary to go on as "
+        "it is"
     )
     return "\n".join(lines)
 

@@ -57,7 +57,7 @@ class ExportSource:
 
 @dataclass(slots=True)
 class Index:
-    """All published rows, in the order of the parts."""
+    """Columns of all published rows, in the order of the parts."""
 
     ids: pa.Array
     samples: pa.Array

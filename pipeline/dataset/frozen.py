@@ -69,7 +69,7 @@ class FrozenPrompts:
             yield table["row_id"].combine_chunks(), table["content_hash"].combine_chunks()
 
     def row_ids(self) -> pa.Array:
-        """All row ids in order."""
+        """Row ids of the whole input, in order."""
         return pa.concat_arrays([*(row_ids for row_ids, _ in self.ids()), _NO_IDS])
 
     def numbers_of(self, row_ids: Collection[str]) -> Iterator[tuple[str, int]]:

@@ -27,7 +27,7 @@ class Recovery:
 
     parts: tuple[Part, ...]
     reports: tuple[str, ...]
-    """One line for each thing that a clean stop does not leave behind."""
+    """Lines on each thing that a clean stop does not leave behind."""
 
 
 def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:

@@ -1,9 +1,9 @@
-"""When a run, or one engine of it, is stopped for what it writes. Pure.
+"""Limits on the quality of a run's output, for the canary and for each engine. Pure.
 
-The canary's rows are drawn at random from all that are open, because inputs are often in order of
-kind and length. A share is over its limit when so many flagged rows among so many would come by
-chance less than once in a hundred times from a run that is at the limit. Rows that have not ended
-count as good until they have: short rows end first, and empty ones before all others.
+The canary's rows are drawn at random from all open rows, because inputs are often sorted by kind
+and length. A share exceeds its limit when a run exactly at the limit would have as many flagged
+rows with a probability below 1 %. Unfinished rows count as good, because short rows finish first,
+and empty ones before all others.
 """
 
 import hashlib
@@ -22,37 +22,39 @@ from schemas.session import Tally
 
 ERROR_ROWS, MEAN_TOKENS = "error_rows", "mean_tokens"
 
+# assumed: of a hundred healthy runs exactly at their limit, one is stopped for inspection.
 _RISK = 0.01
-# assumed: one healthy run in a hundred that sits at its very limit is stopped, for a look at it.
+# assumed: a run of a million rows on a few engines has some thousand distinct windows of 200 rows,
+# so there is one false alarm in a hundred runs.
 _WINDOW_RISK = 1e-6
-# assumed: a window of 200 rows is new some thousand times in a run of a million rows on a few
-# engines, so that one false alarm comes in a hundred runs.
 _FLEET_RISK = 1e-3
-_FEWEST_ROWS_TO_COMPARE = 20
-_FEWEST_TURNS_FOR_A_MEAN = 20
+_MIN_ROWS_TO_COMPARE = 20
+_MIN_TURNS_FOR_A_MEAN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """One limit that does not hold."""
+    """A limit that is exceeded."""
 
     name: str
     """A flag, `error_rows` or `mean_tokens`."""
     found: float
     limit: float
     num_rows: int
-    """Rows that it was found in, of those judged; all of them for the mean."""
+    """Rows that count against the limit; for the mean, all rows."""
 
 
-# -- what is drawn, and what is counted
+# -- counts
 
 
 def settings_fingerprint(identity: RunIdentity) -> str:
+    """Hash the settings that alter rows: with other settings, another canary is due."""
     text = json.dumps(identity.settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def tally_of(parts: Iterable[Part], start: Tally | None = None) -> Tally:
+    """Add the counts of published parts to `start`."""
     total = start or Tally()
     for part in parts:
         flags = Counter(total.flag_counts)
@@ -71,25 +73,25 @@ def tally_of(parts: Iterable[Part], start: Tally | None = None) -> Tally:
 
 
 def excesses(tally: Tally, config: RunFile, *, num_rows: int) -> tuple[Excess, ...]:
-    """The limits that do not hold, whatever becomes of the rows of `num_rows` not yet judged."""
+    """List the limits that are exceeded even if all unfinished rows of `num_rows` are good."""
     quality = config.quality
-    found = []
+    exceeded = []
     limits = {ERROR_ROWS: quality.max_error_share, **_limits(quality, {})}
     counts = {ERROR_ROWS: tally.num_errors, **tally.flag_counts}
     for name, limit in limits.items():
         count = counts.get(name, 0)
         if limit is not None and chance_of_as_many(count, num_rows, limit) < _RISK:
             share = count / max(1, tally.num_rows)
-            found.append(Excess(name=name, found=share, limit=limit, num_rows=count))
+            exceeded.append(Excess(name=name, found=share, limit=limit, num_rows=count))
     if tally.num_rows >= num_rows:
-        found += _mean_excess(tally, config)
-    return tuple(found)
+        exceeded += _mean_excess(tally, config)
+    return tuple(exceeded)
 
 
 def _mean_excess(tally: Tally, config: RunFile) -> list[Excess]:
-    """The mean length against what the run file expects, where it says so itself."""
+    """Compare the mean length with the one that the run file expects, if it states one."""
     quality, expected = config.quality, config.lengths.output_tokens_mean
-    if expected is None or tally.num_turns < _FEWEST_TURNS_FOR_A_MEAN:
+    if expected is None or tally.num_turns < _MIN_TURNS_FOR_A_MEAN:
         return []
     if not tally.completion_tokens:
         return []
@@ -110,7 +112,7 @@ def _limits(quality: QualityConfig, accepted: Mapping[str, float]) -> dict[str, 
 
 
 def chance_of_as_many(count: int, num_rows: int, share: float) -> float:
-    """The chance of `count` or more among `num_rows` where each comes with the chance `share`."""
+    """Probability of `count` or more flagged rows among `num_rows`, each flagged with `share`."""
     if count <= num_rows * share:
         return 1.0
     if share <= 0:
@@ -141,22 +143,22 @@ def turned_bad(
     quality: QualityConfig,
     accepted: Mapping[str, float],
 ) -> str | None:
-    """Why this worker's engine is to be drained; None while it does as well as it may.
+    """Give the reason to drain this worker's engine; None while there is none.
 
-    An engine is judged beside the others: where none of them keeps the limit either, the rows are
-    at fault, or the model. An only engine is judged by a full window.
+    An engine is compared with the others: where all of them exceed the limit too, the rows or the
+    model are at fault. A single engine needs a full window.
     """
     own = reports[worker_id]
     others = [
         other
         for other in reports.values()
-        if other.worker_id != worker_id and other.window_rows >= _FEWEST_ROWS_TO_COMPARE
+        if other.worker_id != worker_id and other.window_rows >= _MIN_ROWS_TO_COMPARE
     ]
     for flag, limit in _limits(quality, accepted).items():
         if limit is None or _chance(own, flag, limit) >= _WINDOW_RISK:
             continue
-        other_keeps_it = any(_chance(other, flag, limit) >= _FLEET_RISK for other in others)
-        if other_keeps_it or (not others and own.window_rows >= quality.window_rows):
+        another_keeps_it = any(_chance(other, flag, limit) >= _FLEET_RISK for other in others)
+        if another_keeps_it or (not others and own.window_rows >= quality.window_rows):
             count = own.window_flags.get(flag, 0)
             return f"{flag} in {count} of its last {own.window_rows} rows (limit {limit:.0%})"
     return None
@@ -165,11 +167,11 @@ def turned_bad(
 def broken_by_all(
     reports: Mapping[str, WorkerReport], quality: QualityConfig, accepted: Mapping[str, float]
 ) -> dict[str, float]:
-    """Flags whose limit every engine breaks, and their share: the rows or the model are at fault.
+    """Map each flag whose limit every engine exceeds to its share; empty for a single engine.
 
-    None of them is drained for it. One engine alone is no fleet.
+    The rows or the model are at fault, so no engine is drained.
     """
-    judged = [one for one in reports.values() if one.window_rows >= _FEWEST_ROWS_TO_COMPARE]
+    judged = [one for one in reports.values() if one.window_rows >= _MIN_ROWS_TO_COMPARE]
     if len(judged) < 2:
         return {}
     broken = {}

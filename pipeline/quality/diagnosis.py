@@ -1,7 +1,7 @@
-"""What the canary found, in examples and likely causes, and the budget that would do. Pure.
+"""Diagnosis of a canary: examples, likely causes and sufficient token budgets. Pure.
 
-Causes are guesses from what rows show beside what was asked for; each says what to change. Lengths
-that were cut are known only to be longer: budgets come from a log-normal fitted to both kinds.
+Causes are guesses from the rows and the settings; each says what to change. Budgets come from a
+log-normal fit in which the lengths of cut turns are lower bounds.
 """
 
 import math
@@ -18,13 +18,13 @@ from schemas.config import RunFile
 
 _EXAMPLES_PER_FLAG = 3
 _EXAMPLE_CHARACTERS = 160
-_FEWEST_WHOLE_TURNS = 10
+_MIN_WHOLE_TURNS = 10
 _MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row that a limit is over by, cut short."""
+    """A row that counts against a limit, shortened."""
 
     row_id: str
     question: str
@@ -34,7 +34,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """The `max_tokens` that would hold so many of all completions whole."""
+    """The `max_tokens` at which 95 % and 99 % of all completions would not be cut."""
 
     tokens_95: int
     tokens_99: int
@@ -44,7 +44,7 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What stopped the canary."""
+    """The exceeded limits of a canary, with examples and likely causes."""
 
     num_rows: int
     excesses: tuple[Excess, ...]
@@ -56,15 +56,15 @@ class Diagnosis:
 def diagnosis(
     excesses: Sequence[Excess], rows: Iterable[Mapping[str, Any]], config: RunFile
 ) -> Diagnosis:
-    """`rows` are the canary's, as published."""
-    seen = list(rows)
-    budgets = budgets_of(seen)
+    """Diagnose the exceeded limits from the canary's published rows."""
+    rows = list(rows)
+    budgets = budgets_of(rows)
     return Diagnosis(
-        num_rows=len(seen),
+        num_rows=len(rows),
         excesses=tuple(excesses),
-        examples={excess.name: _examples(excess.name, seen) for excess in excesses},
+        examples={excess.name: _examples(excess.name, rows) for excess in excesses},
         budgets=budgets,
-        causes=tuple(_causes({excess.name for excess in excesses}, seen, budgets, config)),
+        causes=tuple(_causes({excess.name for excess in excesses}, rows, budgets, config)),
     )
 
 
@@ -72,11 +72,11 @@ def diagnosis(
 
 
 def _examples(name: str, rows: list[Mapping[str, Any]]) -> tuple[Example, ...]:
-    chosen = [row for row in rows if _bears(row, name)][:_EXAMPLES_PER_FLAG]
+    chosen = [row for row in rows if _counts_against(row, name)][:_EXAMPLES_PER_FLAG]
     return tuple(_example(row) for row in chosen)
 
 
-def _bears(row: Mapping[str, Any], name: str) -> bool:
+def _counts_against(row: Mapping[str, Any], name: str) -> bool:
     if name == MEAN_TOKENS:
         return True
     return row["status"] == "error" if name == ERROR_ROWS else name in row["flags"]
@@ -84,18 +84,18 @@ def _bears(row: Mapping[str, Any], name: str) -> bool:
 
 def _example(row: Mapping[str, Any]) -> Example:
     last = row["turns"][-1] if row["turns"] else {"reasoning_text": "", "answer_text": ""}
-    asked = [message["content"] for message in row["messages"] if message["role"] == "user"]
+    questions = [message["content"] for message in row["messages"] if message["role"] == "user"]
     answer = row["error_text"] if row["status"] == "error" else last["answer_text"]
     return Example(
         row_id=row["row_id"],
-        question=_cut(asked[-1] if asked else ""),
-        reasoning=_cut(last["reasoning_text"] or ""),
-        answer=_cut(answer or ""),
+        question=_shortened(questions[-1] if questions else ""),
+        reasoning=_shortened(last["reasoning_text"] or ""),
+        answer=_shortened(answer or ""),
     )
 
 
-def _cut(text: str) -> str:
-    """In one line; of a long text its beginning and its end, where loops and cuts show."""
+def _shortened(text: str) -> str:
+    """Return one line with the beginning and the end, which show loops and cuts."""
     line = " ".join(text.split())
     if len(line) <= _EXAMPLE_CHARACTERS:
         return line
@@ -107,9 +107,9 @@ def _cut(text: str) -> str:
 
 
 def budgets_of(rows: Iterable[Mapping[str, Any]]) -> Budgets | None:
-    """None where nothing was cut, nothing was counted, or too few turns ended by themselves.
+    """Estimate budgets; None where no turn was cut, or too few ended by themselves.
 
-    A turn that loops would never have ended: its length says nothing of the others'.
+    Turns that loop are left out: they would never have ended.
     """
     whole: Counter[int] = Counter()
     cut: Counter[int] = Counter()
@@ -119,7 +119,7 @@ def budgets_of(rows: Iterable[Mapping[str, Any]]) -> Budgets | None:
             if not tokens or "looping" in row["flags"]:
                 continue
             (cut if turn["finish_reason"] == "length" else whole)[tokens] += 1
-    if not cut or whole.total() < _FEWEST_WHOLE_TURNS:
+    if not cut or whole.total() < _MIN_WHOLE_TURNS:
         return None
     fit = log_normal_fit(sorted(whole.items()), sorted(cut.items()))
     if fit is None:
@@ -143,31 +143,30 @@ def _causes(
         yield _why_no_thinking(rows, config)
     if "thinking_leaked_into_answer" in names:
         yield (
-            "the thinking stands in the answer: the engine's reasoning parser is missing or is "
-            "another family's (SGLang: --reasoning-parser; none at all will do, since tags are "
-            "split here)"
+            "the thinking is in the answer: the engine's reasoning parser is missing or is another "
+            "family's (SGLang: --reasoning-parser; without one, tags are split here)"
         )
     if "empty_answer" in names and "cut_in_thinking" not in names:
         yield _why_empty(rows)
     if "leftover_tags" in names or "copied_prompt" in names:
         yield (
-            "the model does not see turns as it was trained to: the chat template is missing or "
-            "another model's, or its end-of-turn token does not stop the engine (check "
-            "tokenizer_config.json and generation_config.json beside the weights, or "
+            "the prompt format is not the one the model was trained on: the chat template is "
+            "missing or another model's, or its end-of-turn token does not stop the engine (check "
+            "tokenizer_config.json and generation_config.json next to the weights, or "
             "--chat-template)"
         )
     if "looping" in names:
         yield _why_looping(config)
     if "not_utf8_clean" in names:
         yield (
-            "broken characters: weights or KV cache of a precision that the kernels get wrong, or "
-            "a damaged checkpoint; compare with another quantisation"
+            "broken characters: the kernels mishandle the precision of the weights or KV cache, or "
+            "the checkpoint is damaged; compare with another quantisation"
         )
     if ERROR_ROWS in names:
-        said = Counter(str(row["error_text"]) for row in rows if row["status"] == "error")
-        yield f"rows end as error rows, most often with: {_cut(said.most_common(1)[0][0])}"
+        texts = Counter(str(row["error_text"]) for row in rows if row["status"] == "error")
+        yield f"rows end as error rows, most often with: {_shortened(texts.most_common(1)[0][0])}"
     if MEAN_TOKENS in names:
-        yield "lengths are not what lengths.output_tokens_mean expects: days and dollars are off"
+        yield "lengths differ from lengths.output_tokens_mean, so days and dollars are off"
 
 
 def _why_cut(rows: list[Mapping[str, Any]], budgets: Budgets | None, config: RunFile) -> str:
@@ -181,35 +180,35 @@ def _why_cut(rows: list[Mapping[str, Any]], budgets: Budgets | None, config: Run
     if 0 < longest < config.sampling.max_tokens:
         limit = "the engine's context (engine.context_length, --context-length)"
     if budgets is None:
-        return f"{limit} is too small, and too few rows ended by themselves to say what would do"
+        return f"{limit} is too small, and too few rows ended by themselves to estimate more"
     return (
         f"{limit} is too small: {budgets.num_cut} of {budgets.num_cut + budgets.num_whole} turns "
-        f"were cut; an estimated {budgets.tokens_95:,} tokens hold 95% of them whole, "
-        f"{budgets.tokens_99:,} hold 99%"
+        f"were cut; an estimated {budgets.tokens_95:,} tokens suffice for 95% of them, "
+        f"{budgets.tokens_99:,} for 99%"
     )
 
 
 def _why_no_thinking(rows: list[Mapping[str, Any]], config: RunFile) -> str:
-    found, word = family(config.model), template_kwargs(config.model, thinking=True)
-    overridden = set(word) & set(config.chat_template_kwargs)
+    model_family, switch = family(config.model), template_kwargs(config.model, thinking=True)
+    overridden = set(switch) & set(config.chat_template_kwargs)
     if any("thinking_leaked_into_answer" in row["flags"] for row in rows):
         return (
-            "thinking is not told apart from the answer: no tags come, so the engine strips them "
-            "(SGLang: --reasoning-parser of this model's family)"
+            "thinking is not separated from the answer: the engine strips its tags (SGLang: set "
+            "--reasoning-parser to that of this model's family)"
         )
     if overridden:
-        return f"chat_template_kwargs sets {', '.join(sorted(overridden))}, the word for thinking"
-    if found not in FAMILIES:
+        return f"chat_template_kwargs sets {', '.join(sorted(overridden))}, the switch for thinking"
+    if model_family not in FAMILIES:
         return (
-            f"thinking is not switched on: {config.model!r} is of no family known here, so its "
-            f"template was sent {word}; if its word is another, name it in chat_template_kwargs, "
-            f"and set thinking: false for a model that has none"
+            f"thinking is not enabled: {config.model!r} is of no known family, so its template got "
+            f"{switch}; if its switch is another, set it in chat_template_kwargs; set thinking: "
+            f"false for a model that has none"
         )
-    if not word:
+    if not switch:
         return f"{config.model!r} has no switch for thinking; it chose to answer at once"
     return (
-        f"the template was sent {word} and the model did not think: the served model is another "
-        f"family's, or the server renders a template of its own"
+        f"the template got {switch} and the model did not think: the served model is of another "
+        f"family, or the server renders its own template"
     )
 
 
@@ -218,8 +217,8 @@ def _why_empty(rows: list[Mapping[str, Any]]) -> str:
     thought = sum(bool((turn["reasoning_text"] or "").strip()) for turn in last)
     if thought > _MOSTLY * len(last):
         return (
-            "answers are empty behind whole thinking: the engine's reasoning parser takes the "
-            "answer for thinking, as one of another family does (SGLang: --reasoning-parser)"
+            "answers are empty after complete thinking: the engine's reasoning parser takes the "
+            "answer for thinking, as that of another family does (SGLang: --reasoning-parser)"
         )
     return (
         "the model ends at once: the chat template is missing or ends the turn itself, or a stop "
@@ -230,10 +229,10 @@ def _why_empty(rows: list[Mapping[str, Any]]) -> str:
 def _why_looping(config: RunFile) -> str:
     if config.sampling.temperature == 0:
         return (
-            "sampling.temperature is 0: thinking models loop when they are drawn greedily (their "
-            "cards ask for 0.6 to 1.0)"
+            "sampling.temperature is 0: thinking models loop with greedy decoding (their model "
+            "cards recommend 0.6 to 1.0)"
         )
     return (
         f"loops at temperature {config.sampling.temperature:g}: raise it or presence_penalty to "
-        f"what the model's card asks for; if it asks for this, suspect the quantisation"
+        f"what the model card recommends; if that is what it has, suspect the quantisation"
     )

@@ -1,8 +1,8 @@
-"""What is wrong with a generated turn, and how it is asked for again. Pure.
+"""Quality flags of a generated turn, and the sampling of its next attempt. Pure.
 
 Invariant: a flag says what the text shows, not why; the same turn and settings give the same flags,
-and each costs time linear in the text. A flag is wrong about few good rows rather than right about
-all bad ones: rows are dropped by it. This module knows nothing of engines.
+and each check needs time linear in the text. Flags prefer precision to recall, because rows are
+dropped by them.
 """
 
 import re
@@ -26,7 +26,7 @@ FLAGS: tuple[QualityFlag, ...] = get_args(QualityFlag)
 CUT_FLAGS = frozenset({"cut_in_thinking", "cut_in_answer"})
 
 LanguageOf = Callable[[str], tuple[str, float]]
-"""From a text to its language's code and the chance that it is right."""
+"""Function from a text to the code of its language and the probability of that language."""
 
 
 def turn_flags(
@@ -37,13 +37,13 @@ def turn_flags(
     quality: QualityConfig,
     language_of: LanguageOf | None = None,
 ) -> tuple[QualityFlag, ...]:
-    """What is wrong with `turn`, the answer to `question`, in the order of FLAGS.
+    """Check `turn`, the answer to `question`, and return its flags in the order of FLAGS.
 
-    `thinking` says that thinking was asked for.
+    `thinking` is true when the request enabled thinking.
     """
     reasoning, answer = turn.reasoning_text or "", turn.answer_text
     was_cut, has_answer = turn.finish_reason == "length", bool(_visible(answer))
-    found: dict[QualityFlag, Callable[[], bool]] = {
+    checks: dict[QualityFlag, Callable[[], bool]] = {
         "empty_answer": lambda: not has_answer,
         "empty_reasoning": lambda: thinking and not _visible(reasoning),
         "cut_in_thinking": lambda: was_cut and not has_answer,
@@ -65,7 +65,7 @@ def turn_flags(
             is_unclean(answer, question) or is_unclean(reasoning, question + answer)
         ),
     }
-    return tuple(name for name in FLAGS if quality.flag(name).enabled and found[name]())
+    return tuple(name for name in FLAGS if quality.flag(name).enabled and checks[name]())
 
 
 def flags_to_retry(flags: Iterable[QualityFlag], quality: QualityConfig) -> set[QualityFlag]:
@@ -81,21 +81,21 @@ def retry_sampling(
     most_tokens: int | None,
     row: tuple[str, int, int],
 ) -> SamplingParams | None:
-    """What the next try of a turn asks of the sampler; None where it could not come out better.
+    """Sampling of a turn's next attempt; None where that could not be better.
 
-    `flags` are those of the last try, `retry` counts from 1, `params` are those of the first try
-    and `most_tokens` is what the context leaves; `row` is the row id, sample and turn index.
+    `flags` are those of the last attempt, `retry` counts from 1, `params` are those of the first
+    attempt, `most_tokens` is the room in the context, and `row` is row id, sample and turn index.
     """
-    wanted = set(flags)
+    causes = set(flags)
     is_greedy = params.temperature == 0
-    if wanted & CUT_FLAGS:
-        # Text that was cut is not too long when it only goes round in a circle.
+    if causes & CUT_FLAGS:
+        # A turn that was cut while it looped needs another sample, not a larger budget.
         grown = int(params.max_tokens * quality.budget_factor**retry)
         budget = min(grown, most_tokens) if most_tokens is not None else grown
-        if budget <= params.max_tokens and wanted <= CUT_FLAGS | {"empty_answer"}:
+        if budget <= params.max_tokens and causes <= CUT_FLAGS | {"empty_answer"}:
             return None
         params = replace(params, max_tokens=max(budget, params.max_tokens))
-    if "looping" in wanted or is_greedy:
+    if "looping" in causes or is_greedy:
         step = quality.temperatures[min(retry, len(quality.temperatures)) - 1]
         params = replace(params, temperature=max(params.temperature, step))
     if params.seed is None:
@@ -134,7 +134,7 @@ def _visible(text: str) -> str:
 
 
 def is_too_short(question: str, answer: str, quality: QualityConfig, was_cut: bool) -> bool:
-    """Nothing but marks, a beginning that nothing follows, or a line where an essay was asked."""
+    """Detect mere punctuation, a bare opening, or one line where the question asks for an essay."""
     visible = _visible(answer)
     if len(visible) < quality.too_short.min_characters:
         return True
@@ -158,7 +158,7 @@ def _is_all_marks(visible: str) -> bool:
 
 
 def _is_more_than_small_talk(question: str) -> bool:
-    """A request that `Sure!` does not settle: a question, or more than a dozen words."""
+    """Tell questions of more than four words, which `Sure!` does not answer, from small talk."""
     return len(question.split()) > 4
 
 
@@ -184,7 +184,7 @@ def _loops(
 
 
 def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
-    """Of a turn that was cut: whether the part that the cut went through only counts on."""
+    """Check the part of a turn in which it was cut."""
     if _visible(answer):
         return ends_in_counted_rounds(answer, MIN_ROUND_WORDS_IN_ANSWER)
     return ends_in_counted_rounds(reasoning, MIN_ROUND_WORDS_IN_THINKING)
@@ -193,7 +193,7 @@ def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
 # -- tags
 
 # Markers of the chat templates of ChatML, Llama 2 to 4, Gemma, Mistral, DeepSeek, GLM, gpt-oss and
-# Phi, and the byte and filler tokens of SentencePiece: none is text.
+# Phi, and the byte and filler tokens of SentencePiece.
 _TAGS = re.compile(
     r"<\|[A-Za-z_]\w{0,40}\|>"
     r"|<\uff5c[^\uff5c<>\n]{1,40}\uff5c>"
@@ -207,7 +207,7 @@ _QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u300c\u300d"
 
 
 def leftover_tags(text: str, question: str) -> list[str]:
-    """Template markers that stand in the text as text: not as code, quoted, or in the question."""
+    """Find template markers, except in code, in quotes or where the question has them too."""
     if "<" not in text and "[" not in text:
         return []
     prose = _without_code(text)
@@ -264,9 +264,9 @@ _CUES = tuple(
 
 
 def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
-    """Whether the answer thinks aloud: a closing tag, or several turns of phrase, one at the head.
+    """Detect thinking in an answer: a closing tag, or several typical phrases, two at its head.
 
-    What is said in quotation marks is a person's of the text.
+    Text in quotation marks is somebody's speech and does not count.
     """
     if any(tag in ("</think>", "</thinking>") for tag in leftover_tags(answer, question)):
         return True
@@ -297,34 +297,34 @@ def is_refusal(answer: str) -> bool:
     return _REFUSALS.search(_SPOKEN.sub(" ", head)) is not None
 
 
-# -- the prompt again
+# -- copies of the prompt
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 _ENDS_WORDS = 6
 
 
 def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
-    """Whether the answer is the question again, its beginning and its end included.
+    """Detect an answer that repeats the question, with its beginning and its end.
 
-    A text that was to be corrected or put in order is in the answer too; the order is not.
+    An answer that corrects or reorders a text shares most of it too, but in another order.
     """
     limits = quality.copied_prompt
-    asked, said = (_WORD.findall(text.lower()) for text in (question, answer))
-    if len(asked) < limits.min_words or not said:
+    prompt, copy = (_WORD.findall(text.lower()) for text in (question, answer))
+    if len(prompt) < limits.min_words or not copy:
         return False
-    if min(len(asked), len(said)) < limits.min_share * max(len(asked), len(said)):
+    if min(len(prompt), len(copy)) < limits.min_share * max(len(prompt), len(copy)):
         return False
-    if asked == said:
+    if prompt == copy:
         return True
-    shingles = [set(zip(*(words[n:] for n in range(4)), strict=False)) for words in (asked, said)]
+    shingles = [set(zip(*(words[n:] for n in range(4)), strict=False)) for words in (prompt, copy)]
     if not all(shingles):
         return False
     shared = len(shingles[0] & shingles[1])
     if shared < limits.min_share * max(map(len, shingles)):
         return False
-    said_text = f" {' '.join(said)} "
-    ends = (asked[:_ENDS_WORDS], asked[-_ENDS_WORDS:])
-    return all(f" {' '.join(end)} " in said_text for end in ends)
+    copied_text = f" {' '.join(copy)} "
+    ends = (prompt[:_ENDS_WORDS], prompt[-_ENDS_WORDS:])
+    return all(f" {' '.join(end)} " in copied_text for end in ends)
 
 
 # -- language
@@ -345,7 +345,7 @@ _PROSE_SHARE = 0.5
 def is_wrong_language(
     question: str, answer: str, quality: QualityConfig, language_of: LanguageOf
 ) -> bool:
-    """Whether question and answer are surely in two languages, and no other was asked for."""
+    """Detect an answer in another language than the question, unless it mentions a language."""
     limits = quality.wrong_language
     if _LANGUAGES.search(question):
         return False
@@ -354,7 +354,7 @@ def is_wrong_language(
         prose = " ".join(_without_code(text).split())
         letters = sum(character.isalpha() for character in prose)
         is_prose = letters >= _PROSE_SHARE * max(1, len(prose))
-        # A character of Chinese or Japanese says as much as a few letters.
+        # A Chinese or Japanese character has as much content as a few letters.
         weight = sum(3 if ord(character) > 0x2E80 else 1 for character in prose)
         if weight < limits.min_characters or not is_prose:
             return False
@@ -371,24 +371,24 @@ _UNCLEAN = re.compile(
     "[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\x80-\x84\x86-\x9f\ufffd\ufffe\uffff\ud800-\udfff"
     "\ue000-\uf8ff]"
 )
-# UTF-8 read as Windows-1252: a letter beyond ASCII shows as one of these pairs.
+# UTF-8 decoded as Windows-1252: letters beyond ASCII become these pairs.
 _MOJIBAKE = re.compile(
     "\u00c3[\u00a0-\u00bf\u2018-\u201e\u0192\u2020-\u2026]"
     "|\u00e2\u20ac[\u2122\u0153\u009d\u201c\u201d\u02dc\u00a6]|\u00c2[\u00a0-\u00bf]"
 )
 _MIN_MOJIBAKE = 2
-_SPEAKS_OF_THEM = re.compile(
+_ABOUT_ENCODINGS = re.compile(
     r"U\+FFFD|replacement character|mojibake|encod|unicode|control character|escape sequence",
     re.IGNORECASE,
 )
 
 
 def is_unclean(text: str, context: str) -> bool:
-    """Characters that stand for broken bytes, in a text that does not speak of them."""
+    """Detect characters of broken bytes, unless the text or its context is about encodings."""
     if text.isascii() and text.isprintable():
         return False
     broken = set(_UNCLEAN.findall(text)) - set(context)
     garbled = len(_MOJIBAKE.findall(text)) >= _MIN_MOJIBAKE and not _MOJIBAKE.search(context)
     if not broken and not garbled:
         return False
-    return _SPEAKS_OF_THEM.search(text) is None and _SPEAKS_OF_THEM.search(context) is None
+    return _ABOUT_ENCODINGS.search(text) is None and _ABOUT_ENCODINGS.search(context) is None

@@ -1,8 +1,8 @@
-"""Which language a text is in. The door to `py3langid`, which is optional.
+"""Language detection with the optional package `py3langid`.
 
-py3langid is one wheel of 5 MB that runs on NumPy alone and is released every year; lingua tells
-short texts apart better and takes 96 MB and a gigabyte of memory a process. The flag asks about
-texts of a paragraph, where both are right.
+py3langid is one wheel of 5 MB that needs only NumPy and is released every year. lingua is better on
+short texts, but has 96 MB and uses a gigabyte of memory per process. The flag looks at texts of a
+paragraph, where both are right.
 """
 
 import importlib.util
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pipeline.errors import ConfigError
 
 _PACKAGE = "py3langid"
-# Written alike, and taken for one another: one of the group is as good as another.
+# Languages that are confused because they are written alike: each group counts as one.
 _ALIKE = (("hr", "sr", "bs"), ("id", "ms", "jv"), ("no", "nb", "nn", "da"), ("cs", "sk"))
 
 
 def check_language_detector() -> None:
-    """Raises ConfigError when the package is not installed."""
+    """Raise ConfigError when the package is not installed."""
     if importlib.util.find_spec(_PACKAGE) is None:
         raise ConfigError(
             "quality.wrong_language.enabled: found true, and the package py3langid is not "
@@ -25,7 +25,7 @@ def check_language_detector() -> None:
 
 
 def language_detector() -> Callable[[str], tuple[str, float]]:
-    """From a text to its language's code and the chance that it is right."""
+    """Load the model; the function returns a text's language code and its probability."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,14 +1,13 @@
-"""Whether a text repeats itself without end. Pure, and linear in the text's length.
+"""Detection of texts that loop. Pure, and linear in the length of the text.
 
-Three signs, each of which is enough: the text ends in one stretch over and over, numbers of list
-items aside; a window of it has few sequences of words that are unlike each other; most of its
-sentences stood there before. Tables and closed blocks of code repeat themselves by nature: only the
-first sign counts there.
+One of three signs is enough: the text ends in one passage repeated over and over, list numbers
+aside; a window of it has few distinct word n-grams; most of its sentences are repeats. Tables and
+closed code blocks are repetitive by nature, so only the first sign applies to them.
 
-Of a text that was cut there is a fourth: it ends in sentences that say the same round after round,
-but for a count of the rounds (attempt 1, attempt 2). Data has the same frame, but its figures tell
-something: they jump, fall, have decimals or move apart, and few words stand between them. A round
-that is counted in words, or whose figures change, passes: a search by trial looks the same.
+A fourth sign applies to texts that were cut: they end in rounds of the same sentences that differ
+only in a count (attempt 1, attempt 2). Numbered data looks similar, but its figures carry content:
+they jump, fall, have decimals or diverge, with few words between them. Rounds that are counted in
+words, or whose figures change, are not flagged, because a search by trial looks the same.
 """
 
 import re
@@ -20,24 +19,24 @@ from schemas.quality_config import LoopingConfig
 _TAIL_CHARACTERS = 4_000
 _MIN_PERIODS = 6
 _PROBE_CHARACTERS = 12
+# Of sequences of six words, a song that counts down from ninety-nine has more than half distinct,
+# and a random walk over five words a few per cent.
 _NGRAM_WORDS = 6
-# With six words in a row, a song that counts down from ninety-nine has more than half of them
-# unlike each other, and a walk over five words a few in a hundred.
 _MIN_LETTERS_SHARE = 0.5
 _MIN_SENTENCES = 8
 _MIN_SENTENCE_CHARACTERS = 20
 _MIN_CJK_SENTENCE_CHARACTERS = 8
 
-# Of a text that counts its rounds. assumed: what tells the labelled rows apart with room on both
-# sides, see `make quality-score`.
+# Bounds for counted rounds. assumed: they separate the labelled rows with room on both sides, see
+# `make quality-score`.
 _COUNTED_CHARACTERS = 16_000
 _MIN_ROUNDS = 8
 _MIN_ROUNDS_WORDS = 100
 # Prose has 0.95; JSON, SQL and logs with time stamps have 0.45 to 0.75.
 _MIN_LETTERS_OF_ROUND = 0.75
 MIN_ROUND_WORDS_IN_THINKING = 5
-_MOST_DIGITS = 9
-# Answers list what was asked for, a day or an exercise a line: only longer rounds count there.
+_MAX_DIGITS = 9
+# Answers list days or exercises, one per line, so only longer rounds count there.
 MIN_ROUND_WORDS_IN_ANSWER = 10
 
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -51,6 +50,7 @@ _FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def is_looping(text: str, limits: LoopingConfig) -> bool:
+    """Detect a loop by the first three signs."""
     text = text.rstrip()
     if ends_in_a_loop(text, limits.tail_characters):
         return True
@@ -67,14 +67,14 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
 
 
 def ends_in_a_loop(text: str, tail_characters: int) -> bool:
-    """Whether at least `tail_characters` at the end are one stretch, six times or more."""
+    """Detect at least `tail_characters` at the end that repeat one passage six times or more."""
     tail = text[-_TAIL_CHARACTERS:]
     probe = tail[-_PROBE_CHARACTERS:]
     if len(tail) < tail_characters or tail.count(probe) < _MIN_PERIODS - 1:
         return False
     backwards = tail[::-1]
-    # borders[n]: length of the longest proper prefix of the first n+1 that is their suffix too.
-    # The shortest period of those n+1 is their number less that length (Knuth, Morris, Pratt).
+    # borders[n] is the length of the longest proper prefix of the first n+1 characters that is also
+    # their suffix. Their shortest period is n+1 minus that length (Knuth, Morris, Pratt).
     borders = [0] * len(backwards)
     matched = 0
     for number in range(1, len(backwards)):
@@ -89,9 +89,9 @@ def ends_in_a_loop(text: str, tail_characters: int) -> bool:
 
 
 def ends_in_counted_rounds(text: str, least_round_words: int) -> bool:
-    """Whether a text that was cut ends in rounds of the same words that only count on.
+    """Detect a text, cut off, that ends in rounds of the same words that differ only in a count.
 
-    A round is the sentences that come again and again, in whatever order.
+    A round is a set of sentences that recur in any order.
     """
     sentences = _figured_sentences(text)
     size = _MIN_ROUNDS
@@ -103,17 +103,17 @@ def ends_in_counted_rounds(text: str, least_round_words: int) -> bool:
 
 
 def _figured_sentences(text: str) -> list[tuple[str, list[str]]]:
-    """The last sentences with their figures masked, and those figures; none from code or tables.
+    """List the last sentences outside code and tables, with figures masked, and their figures.
 
-    The last sentence is left out, because the cut may have gone through it, and so is all of a text
-    that ends in an open block of code: what is listed there is data.
+    The last sentence is left out, because it may be incomplete. A text that ends in an open code
+    block has none: what is listed there is data.
     """
     if sum(line.lstrip().startswith(_FENCES) for line in text.split("\n")) % 2:
         return []
     tail = split_code(text)[0][-_COUNTED_CHARACTERS:].lower()
     pieces = (piece.strip() for piece in _COUNTED_SENTENCE_ENDS.split(tail))
-    spoken = [piece for piece in pieces if any(map(str.isalpha, piece))]
-    return [(_FIGURE.sub("0", piece), _FIGURE.findall(piece)) for piece in spoken[:-1]]
+    sentences = [piece for piece in pieces if any(map(str.isalpha, piece))]
+    return [(_FIGURE.sub("0", piece), _FIGURE.findall(piece)) for piece in sentences[:-1]]
 
 
 def _are_counted_rounds(sentences: Sequence[tuple[str, list[str]]], least_round_words: int) -> bool:
@@ -137,11 +137,9 @@ def _are_counted_rounds(sentences: Sequence[tuple[str, list[str]]], least_round_
 
 
 def _count_on(columns: Sequence[Sequence[str]], most_steps: int) -> bool:
-    """Whether all figures are one count: whole, never back, no more than one on a sentence."""
+    """Tell if all figures follow one count: integers that never fall and rise slowly."""
     if not all(
-        figure.isdecimal() and len(figure) <= _MOST_DIGITS
-        for column in columns
-        for figure in column
+        figure.isdecimal() and len(figure) <= _MAX_DIGITS for column in columns for figure in column
     ):
         return False
     steps = {tuple(int(figure) - int(column[0]) for figure in column) for column in columns}
@@ -151,7 +149,7 @@ def _count_on(columns: Sequence[Sequence[str]], most_steps: int) -> bool:
 
 
 def _num_words(frame: str) -> int:
-    """Words with a blank before them, as only prose has them, or characters where it has none."""
+    """Count words separated by blanks, as in prose, and characters of scripts without blanks."""
     return sum(len(_CJK_CHARACTER.findall(word)) or word[0].isalpha() for word in frame.split())
 
 
@@ -161,9 +159,9 @@ def _letters_share(text: str) -> float:
 
 
 def split_code(text: str) -> tuple[str, list[str]]:
-    """The text without tables and closed code blocks, and those blocks.
+    """Split a text into prose, without tables and closed code blocks, and those blocks.
 
-    A block that never closes is part of the text: a loop inside of it is why it does not.
+    A block that never closes counts as prose, because a loop in it may be the reason.
     """
     prose: list[str] = []
     blocks: list[str] = []
@@ -200,7 +198,7 @@ def _sentences(prose: str) -> Iterator[str]:
 
 
 def _windows(words: list[str], window_words: int) -> Iterable[list[str]]:
-    """Windows of words that overlap by half; those that are mostly figures and marks left out."""
+    """Yield windows of words that overlap by half, except those of mostly figures and marks."""
     for start in range(0, len(words) - window_words + 1, max(1, window_words // 2)):
         window = words[start : start + window_words]
         num_letters = sum(word[0].isalpha() for word in window)

@@ -446,7 +446,9 @@ def test_thinking_that_is_cut_tells_the_budget_that_would_do(
     assert result.code == 3, result.err
     assert "cut_in_thinking" in result.out
     said = next(line for line in result.out.splitlines() if "max_tokens is too small" in line)
-    budget = int(re.findall(r"an estimated ([\d,]+) tokens hold 95%", said)[0].replace(",", ""))
+    budget = int(
+        re.findall(r"an estimated ([\d,]+) tokens suffice for 95%", said)[0].replace(",", "")
+    )
     lengths = scripted_lengths(2000)
     share_held = sum(length <= budget for length in lengths) / len(lengths)
     assert 0.88 <= share_held <= 0.99
