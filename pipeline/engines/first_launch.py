@@ -1,7 +1,7 @@
-"""Run file and cards of the node → what an engine is launched with, before any was.
+"""Choose an engine's first launch flags from the run file and the node's cards.
 
-Flags of the run file stand; what they leave open is planned for the card that is really there. A
-model or card that the planner does not know leaves the launch as the run file has it, and says so.
+The run file's flags are kept, and what they leave open is planned for the card that is there. For
+a model or card that the planner does not know, the run file's flags are all there is.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,16 @@ from schemas.prompt import Longest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLaunch:
-    """The flags to begin with, and why they were not planned if they were not."""
+    """The flags to begin with, and the reason if they were not planned."""
 
     flags: LaunchFlags
-    setting: LadderBasis
-    unplanned: str | None
+    unplanned: str | None = None
 
 
-def launch_setting(
+def ladder_basis(
     config: RunFile, cards: Sequence[Card], release: str | None, longest: Longest | None = None
 ) -> tuple[LadderBasis, str | None]:
-    """What plans stand on, and why there can be none."""
+    """Return what plans are based on, and the reason where none can be made."""
     reasons = []
     try:
         model: ModelFacts | None = run_model(config)
@@ -49,9 +48,9 @@ def launch_setting(
         model, reasons = None, [str(error)]
     gpu = _gpu(config, tuple(cards))
     if gpu is None:
-        reasons.append("no card is known: neither NVML nor nvidia-smi nor `hardware` tells one")
+        reasons.append("no card is known: neither NVML nor nvidia-smi nor `hardware` names one")
     price, price_unit = _price(config, model, gpu)
-    setting = LadderBasis(
+    basis = LadderBasis(
         model=model,
         gpu=gpu,
         num_gpus=max(1, config.engine.gpus_per_worker or len(cards)),
@@ -63,52 +62,50 @@ def launch_setting(
         price=price,
         price_unit=price_unit,
     )
-    return setting, "; ".join(reasons) or None
+    return basis, "; ".join(reasons) or None
 
 
 def first_launch(
-    config: RunFile, setting: LadderBasis, unplanned: str | None, calibration: Calibration | None
+    config: RunFile, basis: LadderBasis, unplanned: str | None, calibration: Calibration | None
 ) -> FirstLaunch:
-    """The best launch of one engine on its cards; the run file's own where none can be planned."""
+    """Choose the best launch of one engine on its cards; the run file's where none fits."""
     given = users_flags(config)
-    if config.engine.plan == "off" or unplanned or setting.model is None or setting.gpu is None:
-        return FirstLaunch(flags=given, setting=setting, unplanned=unplanned)
+    if config.engine.plan == "off" or unplanned or basis.model is None or basis.gpu is None:
+        return FirstLaunch(flags=given, unplanned=unplanned)
     try:
-        # A context that is chosen for its memory would refuse long rows.
-        base = plan_base(config, setting.least_context_tokens or setting.model.context_length)
+        # A context chosen for its memory would refuse long rows.
+        base = plan_base(config, basis.least_context_tokens or basis.model.context_length)
         if calibration is not None and not base.has("tp-size"):
-            # What was measured holds for one layout alone.
-            base = base.changed({"tp-size": str(tensor_ranks_of(base, setting.num_gpus))})
+            # Measured figures hold for one layout only.
+            base = base.changed({"tp-size": str(tensor_ranks_of(base, basis.num_gpus))})
         found = best_plans(
             SearchQuery(
-                model=setting.model,
-                options=(HardwareOption(gpu=setting.gpu, count=setting.num_gpus),),
+                model=basis.model,
+                options=(HardwareOption(gpu=basis.gpu, count=basis.num_gpus),),
                 limits=search_limits(config),
                 base=base,
-                version=setting.version,
-                calibrations={setting.gpu.name: calibration} if calibration else {},
+                version=basis.version,
+                calibrations={basis.gpu.name: calibration} if calibration else {},
             ),
-            setting.lengths,
-            rank=partial(_of_one_engine, load=run_load(config)),
+            basis.lengths,
+            rank=partial(_rank_of_one_engine, load=run_load(config)),
             most=1,
         )
     except PlanError as error:
-        bare = plan_base(config, setting.least_context_tokens)
-        return FirstLaunch(flags=bare, setting=setting, unplanned=str(error))
-    return FirstLaunch(
-        flags=_as_planned(given, found[0].plan.argv), setting=setting, unplanned=None
-    )
+        bare = plan_base(config, basis.least_context_tokens)
+        return FirstLaunch(flags=bare, unplanned=str(error))
+    return FirstLaunch(flags=_as_planned(given, found[0].plan.argv))
 
 
-def _of_one_engine(candidate: Candidate, load: Load) -> float:
-    """One engine takes all cards that it is given: copies of it do not count."""
+def _rank_of_one_engine(candidate: Candidate, load: Load) -> float:
+    """Rank by one engine, which uses all its cards; copies of it do not count."""
     if not speed_known(candidate.launch.gpu):
         return candidate.requests_a_replica
     return ranking_rate(candidate, load)
 
 
 def _price(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[PlanPrice, str]:
-    """What plans are priced by: tokens/s where the card's speed is known."""
+    """Return the price of a plan and its unit: tokens/s where the card's speed is known."""
     if model is None or gpu is None or not speed_known(gpu):
         return running_requests, "requests at once"
     rate = partial(plan_tokens_per_s, model=model, gpu=gpu, load=run_load(config))
@@ -116,7 +113,7 @@ def _price(config: RunFile, model: ModelFacts | None, gpu: Gpu | None) -> tuple[
 
 
 def _as_planned(given: LaunchFlags, argv: tuple[str, ...]) -> LaunchFlags:
-    """The planned flags, with what only SGLang knows of the run file's line."""
+    """Return the planned flags, with the run file's flags that the planner does not know."""
     planned = parse_launch_line(argv)
     return LaunchFlags(
         model_path=given.model_path,
@@ -127,7 +124,7 @@ def _as_planned(given: LaunchFlags, argv: tuple[str, ...]) -> LaunchFlags:
 
 
 def _gpu(config: RunFile, cards: tuple[Card, ...]) -> Gpu | None:
-    """The card as the node tells it, else as the run file does, if that names one kind alone."""
+    """Return the card that the node reports, else the run file's if it lists one kind alone."""
     measured = planned_card(cards)
     if measured is not None or len(config.hardware) != 1:
         return measured

@@ -1,7 +1,7 @@
-"""One SGLang engine over its launches: what it runs, what it learned, what it tries next.
+"""One SGLang engine over its launches: what it runs, what it measured, what it tries next.
 
 Keeps the history that the ladder reads and the calibrations that later launches use. It starts
-nothing and asks nothing: logs, figures and readings are handed in.
+nothing: logs, figures and readings are passed in.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.engines.first_launch import first_launch, launch_setting
+from pipeline.engines.first_launch import first_launch, ladder_basis
 from pipeline.engines.gpus import Card, shared_cards
 from pipeline.engines.ladder import Again, Stop, next_step
-from pipeline.engines.remedies import MENDED_BY_FLAGS, LadderBasis, PlanPrice, Step, Tried
+from pipeline.engines.remedies import MENDED_BY_FLAGS, LadderBasis, Step, Tried
 from pipeline.errors import PlanError
-from pipeline.planner.memory.plan import plan_launch
+from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.sglang.calibration import (
     Difference,
     LogReadings,
@@ -33,31 +33,9 @@ from pipeline.run_file import needed_context_tokens, users_flags
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS
 from schemas.config import RunFile
-from schemas.plan import Calibration, LaunchPlan
+from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 from schemas.prompt import Longest
 from schemas.units import GIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFigures:
-    """What `/server_info` says of an engine that runs."""
-
-    release: str | None
-    effective_running_requests: int | None
-    """Over all data-parallel ranks."""
-
-
-def server_figures(info: Mapping[str, Any]) -> ServerFigures:
-    """The engine's own figures; the flat `max_running_requests` is only what was asked for."""
-    states = info.get("internal_states")
-    ranks = [state for state in states if isinstance(state, dict)] if states else []
-    each = [state.get("effective_max_running_requests_per_dp") for state in ranks]
-    known = [value for value in each if isinstance(value, int) and value > 0]
-    version = info.get("version")
-    return ServerFigures(
-        release=version if isinstance(version, str) else None,
-        effective_running_requests=sum(known) if known and len(known) == len(ranks) else None,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,133 +47,146 @@ class LaunchHistory:
     log: Callable[[str], None]
     release: str | None = None
     longest_prompts: Longest | None = None
-    """The run's prompts by their turns, where they are known."""
-    rate: PlanPrice | None = None
-    """What a plan is worth to the ladder, in `rate_unit`. None: tokens/s where they are known."""
-    rate_unit: str = "requests at once"
+    """Longest prompts by number of turns; None if unknown."""
     flags: LaunchFlags | None = None
-    setting: LadderBasis | None = None
+    basis: LadderBasis | None = None
     _tried: tuple[Tried, ...] = ()
-    _calibration: Calibration | None = None
-    _told: set[str] = field(default_factory=set)
+    _calibrations: "Calibrations | None" = None
 
     @property
     def is_begun(self) -> bool:
         return self.flags is not None
 
+    @property
+    def card(self) -> str | None:
+        """The planner's name of the card that is planned for."""
+        gpu = self.basis.gpu if self.basis is not None else None
+        return gpu.name if gpu is not None else None
+
+    @property
+    def text(self) -> str:
+        """The launch flags, as a row's `plan` column keeps them."""
+        return " ".join(self.arguments())
+
+    def arguments(self) -> list[str]:
+        """Return the launch flags without the model, in the spelling of the engine's release."""
+        assert self.flags is not None
+        words = list(self.flags.argv())
+        if self.flags.model_path:
+            words = words[2:]
+        for flag in self.flags.set_aside:
+            words += _words_of_unknown_flag(flag)
+        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.release or "")
+        if numbers is None:
+            return words
+        return list(spelled_for(words, (int(numbers[1]), int(numbers[2]), int(numbers[3]))))
+
+    # -- the first launch
+
     def begin(self, cards: tuple[Card, ...]) -> None:
         """Choose the first flags, on the cards as they are before anything is loaded."""
-        self.setting, unplanned = launch_setting(
-            self.config, cards, self.release, self.longest_prompts
-        )
-        if self.rate is not None:
-            self.setting = replace(self.setting, price=self.rate, price_unit=self.rate_unit)
-        self._calibration = self._kept(users_flags(self.config))
-        first = first_launch(self.config, self.setting, unplanned, self._calibration)
+        self.basis, unplanned = ladder_basis(self.config, cards, self.release, self.longest_prompts)
+        self._calibrations = self._saved_calibrations(self.basis)
+        first = first_launch(self.config, self.basis, unplanned, self._calibration)
         self.flags = first.flags
         for card in shared_cards(cards):
             self.log(
                 f"event=gpu_shared index={card.index} free_mib={card.free_mib} "
                 f"total_mib={card.total_mib}"
             )
-        self._tell_short_context()
+        self._log_short_context(self.basis)
         if self.config.engine.plan == "off":
             return
         if first.unplanned:
             self.log(f"event=unplanned reason={first.unplanned!r}")
         else:
-            assert self.setting.gpu is not None
-            self.log(f"event=planned gpu={self.setting.gpu.name!r} flags={self.text!r}")
+            self.log(f"event=planned gpu={self.card!r} flags={self.text!r}")
 
-    @property
-    def text(self) -> str:
-        """What runs, as a row's `plan` column keeps it."""
-        return " ".join(self.arguments())
+    def _saved_calibrations(self, basis: LadderBasis) -> "Calibrations | None":
+        if basis.model is None or basis.gpu is None:
+            return None
+        calibrations = Calibrations(
+            folder=self.folder,
+            log=self.log,
+            model=basis.model,
+            gpu=basis.gpu,
+            version=basis.version,
+            lengths=basis.lengths,
+        )
+        calibrations.load(layout_name(users_flags(self.config), basis.num_gpus))
+        return calibrations
 
-    def arguments(self) -> list[str]:
-        """The launch flags without the model, in the spelling of the engine's release."""
-        assert self.flags is not None
-        words = list(self.flags.argv())
-        if self.flags.model_path:
-            words = words[2:]
-        for aside in self.flags.set_aside:
-            words += _aside_words(aside)
-        release = self._release_numbers()
-        return list(spelled_for(words, release)) if release else words
-
-    @property
-    def wanted_requests(self) -> int | None:
-        """What the launch asks for; the engine's effective figure may be less. None: nothing."""
-        return self.flags.number("max-running-requests") if self.flags else None
-
-    def _tell_short_context(self) -> None:
-        """The run file's context stands, and a row that has no room in it ends as an error row."""
-        assert self.setting is not None
+    def _log_short_context(self, basis: LadderBasis) -> None:
+        """Log that the run file's context may refuse rows; it is kept all the same."""
         given = users_flags(self.config).number("context-length")
-        enough = self.setting.least_context_tokens
+        enough = basis.least_context_tokens
         if given is not None and enough is not None and given < enough:
             self.log(
                 f"event=context_short context_tokens={given} enough_tokens={enough} "
-                "why='the longest prompt by its bytes and its budget; what has no room is refused'"
+                "why='the longest prompt, by its bytes, and its token budget may not fit; "
+                "a row that does not fit is refused'"
             )
 
     # -- what comes of a start
 
     def lengthen_context(self, trial_tokens: int | None) -> bool:
-        """Whether another start is due, with a longer context, by what a short question took.
+        """Lengthen the context by what a short question needed; return whether that is necessary.
 
-        What the chat template adds is assumed until an engine has counted it.
+        The tokens that the chat template adds are assumed until an engine has counted them.
         """
-        setting, flags = self.setting, self.flags
-        assert setting is not None
+        basis, flags = self.basis, self.flags
+        assert basis is not None
         assert flags is not None
         needed = needed_context_tokens(
-            self.config, setting.model, self.longest_prompts, template_tokens=trial_tokens or 0
+            self.config, basis.model, self.longest_prompts, template_tokens=trial_tokens or 0
         )
-        has = flags.number("context-length")
-        if needed is None or has is None:
+        current = flags.number("context-length")
+        if needed is None or current is None:
             return False
-        self.setting = replace(setting, least_context_tokens=needed)
-        # The run file's own is not gone beyond; a step down may have cut it.
+        self.basis = replace(basis, least_context_tokens=needed)
+        # The run file's context is the most; a step down may have cut it.
         most = users_flags(self.config).number("context-length") or needed
         context = min(needed, most)
-        if context <= has:
+        if context <= current:
             return False
         self.flags = flags.changed({"context-length": str(context)})
         self.log(
-            f"event=context_lengthened context_tokens={context} had_tokens={has} "
-            f"why='a short question took {trial_tokens} tokens'"
+            f"event=context_lengthened context_tokens={context} had_tokens={current} "
+            f"why='a short question has {trial_tokens} tokens with the chat template'"
         )
         return True
 
     def note_up(self, log_text: str, info: Mapping[str, Any]) -> int:
-        """Note the figures of an engine that runs; returns the requests to keep in flight."""
-        told = server_figures(info)
-        self.release = told.release or self.release
-        found = figures(log_text)
-        self._learn(found)
-        effective = told.effective_running_requests
-        if effective is None and found is not None and found.max_running_requests:
-            effective = found.max_running_requests * self._num_dp_ranks()
-        engine, wanted = self.config.engine, self.wanted_requests
+        """Note the figures of an engine that runs; return the requests to keep in flight."""
+        assert self.flags is not None
+        reported, logged = server_figures(info), figures(log_text)
+        self.release = reported.release or self.release
+        if self._calibrations is not None and logged is not None:
+            self._calibrations.learn(logged, self.flags)
+        effective = reported.effective_running_requests
+        if effective is None and logged is not None and logged.max_running_requests:
+            effective = logged.max_running_requests * _num_dp_ranks(self.flags)
+        engine, wanted = self.config.engine, self.flags.number("max-running-requests")
         if effective is not None and wanted is not None and effective < wanted:
             self.log(f"event=requests_capped wanted={wanted} effective={effective}")
         given = "max_running_requests" in engine.model_fields_set
-        known = [wanted, effective, engine.max_running_requests if given else None]
-        # Where neither the launch nor the engine tells a figure, the run file's default stands.
-        return min((one for one in known if one), default=engine.max_running_requests)
+        limits = [wanted, effective, engine.max_running_requests if given else None]
+        # The run file's default counts where neither the launch nor the engine gives a limit.
+        return min(filter(None, limits), default=engine.max_running_requests)
 
     def note_served(self) -> None:
-        """It has answered: what was nobody's fault before is over."""
+        """Forget failures of the surroundings: the engine has answered since."""
         self._tried = tuple(one for one in self._tried if one.cause.kind in MENDED_BY_FLAGS)
 
     def note_end(self, cause: Cause, log_text: str) -> Again | Step | Stop:
-        """What to do about an engine's end; a step is taken over at once."""
+        """Return what follows on an engine's end; a step changes the flags at once."""
         assert self.flags is not None
-        assert self.setting is not None
+        assert self.basis is not None
         self._tried += (Tried(flags=self.flags, cause=cause),)
-        measured = self._measured(figures(log_text)) or self._calibration
-        answer = next_step(self._tried, self.setting, measured)
+        logged, calibration = figures(log_text), self._calibration
+        if self._calibrations is not None and logged is not None:
+            calibration = self._calibrations.measured(logged, self.flags) or calibration
+        answer = next_step(self._tried, self.basis, calibration)
         for line in cause.evidence:
             self.log(f"event=evidence line={line!r}")
         match answer:
@@ -213,97 +204,98 @@ class LaunchHistory:
                 self.log(f"event=given_up cause={cause.kind} reason={answer.reason!r}")
         return answer
 
-    # -- calibration
+    @property
+    def _calibration(self) -> Calibration | None:
+        return self._calibrations.current if self._calibrations is not None else None
 
-    def _learn(self, found: LogReadings | None) -> None:
-        """Keep what an engine that runs measured, and tell once where the plan lay off."""
-        measured = self._measured(found)
-        plan = self._forecast(self._calibration)
-        if measured is None or plan is None or found is None:
+
+# --- calibrations -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Calibrations:
+    """Figures that the run's engines measured, by model, card, release and layout."""
+
+    folder: Folder
+    log: Callable[[str], None]
+    model: ModelFacts
+    gpu: Gpu
+    version: str | None
+    lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
+    current: Calibration | None = None
+
+    def load(self, layout: str) -> None:
+        """Load the figures of an earlier engine of this run in this layout, if any."""
+        name = self._file_name(layout)
+        if not self.folder.exists(name):
             return
-        name = self._calibration_name(measured, layout_name(self.flags) if self.flags else "1")
-        first_here = not self.folder.exists(name)
-        if first_here:
-            self.folder.make(CALIBRATIONS)
-            text = json.dumps(calibration_json(measured), indent=1)
-            self.folder.write_whole(name, text.encode())
-        self._calibration = measured
-        off = beyond_uncertainty(plan, differences(plan, found))
-        if first_here and off:
-            self.log(f"event=plan_off {'figure':<24}{'forecast':>14}{'logged':>14}{'off by':>10}")
-            for item in off:
-                self.log(
-                    f"event=plan_off {item.name:<24}{item.forecast:>14,.2f}{item.logged:>14,.2f}"
-                    f"{item.percent():>+8.1f} %"
-                )
+        try:
+            self.current = calibration_from_json(json.loads(self.folder.read(name)))
+        except (json.JSONDecodeError, PlanError) as error:
+            self.log(f"event=warning {name} is ignored: {error}")
 
-    def _measured(self, found: LogReadings | None) -> Calibration | None:
-        setting = self.setting
-        if found is None or setting is None or setting.model is None or setting.gpu is None:
+    def measured(self, logged: LogReadings, flags: LaunchFlags) -> Calibration | None:
+        """Return the memory figures of a launch's log, or None where it has none."""
+        if logged.weights_gib is None and logged.free_before_load_gib is None:
             return None
-        if found.weights_gib is None and found.free_before_load_gib is None:
-            return None
-        release = rules_for(setting.version)[0].label
         measured = calibration_of(
-            found,
-            model=setting.model.name,
-            gpu=setting.gpu.name,
-            release=release,
-            layout=layout_name(self.flags) if self.flags else "1",
+            logged,
+            model=self.model.name,
+            gpu=self.gpu.name,
+            release=self._release,
+            layout=layout_name(flags),
         )
+        # The graphs of a launch that failed may be only some of its graphs.
         return replace(measured, graph_bytes=None)
 
-    def _kept(self, flags: LaunchFlags) -> Calibration | None:
-        """What an earlier engine of this run measured for this model, card and release."""
-        setting = self.setting
-        if setting is None or setting.model is None or setting.gpu is None:
-            return None
-        wanted = Calibration(
-            model=setting.model.name,
-            gpu=setting.gpu.name,
-            release=rules_for(setting.version)[0].label,
-            free_before_load_bytes=None,
-            weights_bytes=None,
-            draft_weights_bytes=None,
-            graph_bytes=None,
-        )
-        name = self._calibration_name(wanted, layout_name(flags, setting.num_gpus))
-        if not self.folder.exists(name):
-            return None
-        try:
-            return calibration_from_json(json.loads(self.folder.read(name)))
-        except (json.JSONDecodeError, PlanError) as error:
-            self.log(f"event=warning {name} is left aside: {error}")
-            return None
+    def learn(self, logged: LogReadings, flags: LaunchFlags) -> None:
+        """Keep what an engine that runs measured; log once how far the plan was off."""
+        measured, plan = self.measured(logged, flags), self._plan(flags)
+        if measured is None or plan is None:
+            return
+        self.current = measured
+        name = self._file_name(layout_name(flags))
+        if self.folder.exists(name):
+            return
+        self.folder.make(CALIBRATIONS)
+        text = json.dumps(calibration_json(measured), indent=1)
+        self.folder.write_whole(name, text.encode())
+        self._log_differences(beyond_uncertainty(plan, differences(plan, logged)))
 
-    def _calibration_name(self, of: Calibration, layout: str) -> str:
-        key = f"{of.model}|{of.gpu}|{of.release}|{layout}"
-        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{of.model}-{of.gpu}-{of.release}-tp{layout}")
-        return f"{CALIBRATIONS}/{stem[:120]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
+    def _log_differences(self, items: tuple[Difference, ...]) -> None:
+        if not items:
+            return
+        self.log(f"event=plan_off {'figure':<24}{'forecast':>14}{'logged':>14}{'off by':>10}")
+        for item in items:
+            self.log(
+                f"event=plan_off {item.name:<24}{item.forecast:>14,.2f}{item.logged:>14,.2f}"
+                f"{item.percent():>+8.1f} %"
+            )
 
-    def _forecast(self, calibration: Calibration | None) -> LaunchPlan | None:
-        setting, flags = self.setting, self.flags
-        if setting is None or setting.model is None or setting.gpu is None or flags is None:
-            return None
+    def _plan(self, flags: LaunchFlags) -> LaunchPlan | None:
         plan = plan_launch(
-            setting.model, setting.gpu, flags, version=setting.version, lengths=setting.lengths,
-            calibration=calibration,
-        )  # fmt: skip
+            self.model,
+            self.gpu,
+            flags,
+            version=self.version,
+            lengths=self.lengths,
+            calibration=self.current,
+        )
         return plan if isinstance(plan, LaunchPlan) else None
 
-    def _num_dp_ranks(self) -> int:
-        flags = self.flags
-        return max(
-            1, (flags.number("dp-size") or flags.number("attn-dp-size") or 1) if flags else 1
-        )
+    @property
+    def _release(self) -> str:
+        return rules_for(self.version)[0].label
 
-    def _release_numbers(self) -> tuple[int, int, int] | None:
-        found = re.match(r"(\d+)\.(\d+)\.(\d+)", self.release or "")
-        return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    def _file_name(self, layout: str) -> str:
+        key = f"{self.model.name}|{self.gpu.name}|{self._release}|{layout}"
+        readable = f"{self.model.name}-{self.gpu.name}-{self._release}-tp{layout}"
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", readable)[:120]
+        return f"{CALIBRATIONS}/{stem}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
-def beyond_uncertainty(plan: LaunchPlan, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Those of the differences that the plan's stated uncertainty does not cover."""
+def beyond_uncertainty(plan: LaunchPlan, items: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """Return the differences that the plan's stated uncertainty does not cover."""
     gib = plan.uncertainty_bytes / GIB
     share = plan.uncertainty_tokens / max(1, plan.capacity.max_total_num_tokens)
     allowed = {
@@ -314,14 +306,43 @@ def beyond_uncertainty(plan: LaunchPlan, found: tuple[Difference, ...]) -> tuple
     }
     return tuple(
         item
-        for item in found
+        for item in items
         if abs(item.forecast - item.logged)
         > allowed.get(item.name, max(1.0, share * abs(item.logged)))
     )
 
 
-def _aside_words(text: str) -> list[str]:
-    """A flag that the planner does not know, with its values; a JSON value stays one word."""
+# --- flags and figures --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFigures:
+    """Figures of SGLang's `/server_info` page."""
+
+    release: str | None
+    effective_running_requests: int | None
+    """Sum over all data-parallel ranks."""
+
+
+def server_figures(info: Mapping[str, Any]) -> ServerFigures:
+    """Read the effective figures; the flat `max_running_requests` only repeats the flag."""
+    states = info.get("internal_states")
+    ranks = [state for state in states if isinstance(state, dict)] if states else []
+    each = [state.get("effective_max_running_requests_per_dp") for state in ranks]
+    known = [value for value in each if isinstance(value, int) and value > 0]
+    version = info.get("version")
+    return ServerFigures(
+        release=version if isinstance(version, str) else None,
+        effective_running_requests=sum(known) if known and len(known) == len(ranks) else None,
+    )
+
+
+def _num_dp_ranks(flags: LaunchFlags) -> int:
+    return max(1, flags.number("dp-size") or flags.number("attn-dp-size") or 1)
+
+
+def _words_of_unknown_flag(text: str) -> list[str]:
+    """Split a flag that the planner does not know from its values; JSON stays one word."""
     flag, _, rest = text.partition(" ")
     if not rest:
         return [flag]

@@ -98,9 +98,6 @@ def remedy(
     tried: tuple[Tried, ...], basis: LadderBasis, calibration: Calibration | None
 ) -> Step | None:
     """Choose the next configuration after the last of `tried`, or None where nothing is left."""
-    if calibration is not None:
-        # The graphs of a launch that failed may be only some of its graphs.
-        calibration = replace(calibration, graph_bytes=None)
     forecasts = _Forecasts(basis, calibration, layout_name(tried[-1].flags))
     return _planned_step(tried, forecasts) or _usual_step(tried, forecasts)
 

@@ -1,30 +1,32 @@
-"""The engines of a run: process, client and tokenizer put together behind one seam.
+"""An engine of the run: its process, client and tokenizer behind one interface.
 
-Three kinds answer a request in the same way. `embedded` and `sglang` own a process on loopback with
-a key of its own; `endpoint` has an address and no power over what stands behind it.
+Three kinds answer a request alike. `embedded` and `sglang` own a process on loopback with a key of
+its own; `endpoint` has an address and cannot restart what runs there.
 """
 
 import asyncio
-import hashlib
 import json
 import os
-import secrets
-import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engines import embedded
 from pipeline.engines.gpus import visible_cards
-from pipeline.engines.health import StartWatch, Watch
+from pipeline.engines.health import Watch
 from pipeline.engines.ladder import Again, Stop
 from pipeline.engines.launch import LaunchHistory
-from pipeline.engines.remedies import Step
-from pipeline.engines.server import EngineProcess, free_port, installed_release, node_lock
+from pipeline.engines.server import EngineProcess, installed_release
+from pipeline.engines.startup import (
+    Address,
+    StartProbe,
+    first_on_this_node,
+    start_embedded,
+    start_sglang,
+)
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.models.thinking import family, template_kwargs
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
@@ -32,27 +34,21 @@ from pipeline.planner.sglang.failures import Cause, failure_cause
 from pipeline.planner.sglang.metrics import engine_load
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
-from schemas.completion import Interruption, Outcome, Refusal, Turn
+from schemas.completion import Interruption, Outcome
 from schemas.config import RunFile
 from schemas.progress import Supply
-from schemas.prompt import Longest, Message, Request, SamplingParams, most_tokens
+from schemas.prompt import Longest, Message, Request, most_tokens
 
 if TYPE_CHECKING:
     from pipeline.engines.client import ChatClient
 
-_READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
-# sglang: a large checkpoint from a cold network disk and kernels compiled on first use take hours
-# on bad days, so that silence is timed, not the start.
-_READY_POLL_S = 0.1
-_LIFE_POLL_S = 5.0
-_BUSY_SILENCE_FACTOR = 6.0
-# assumed: a compiler may burn CPU for an hour without a line; ranks that wait for a lost peer too
+# assumed: time for a short answer under load, beside the tokens' own
 _DEADLINE_BASE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
 class ServedEngine:
-    """One engine of the run. `start` may be called again after the engine was lost."""
+    """One engine of the run; `start` may be called again after the engine was lost."""
 
     config: RunFile
     worker_number: int
@@ -62,43 +58,34 @@ class ServedEngine:
     context_length: int | None = None
     log: Callable[[str], None] = print
     longest_prompts: Longest | None = None
-    """The run's prompts by their turns, where they are known: what the context has to hold."""
+    """Longest prompts by number of turns, which the context has to hold; None if unknown."""
     _launch: LaunchHistory | None = None
     _effective_requests: int | None = None
     _watch: Watch | None = None
-    _hung: str | None = None
-    _answers: int = 0
-    _answers_at_start: int = 0
-    _is_ready: bool = False
-    _trial_tokens: int | None = None
-    """What the first question took, the chat template's own tokens with it."""
+    """Set while an SGLang engine is up."""
     _process: EngineProcess | None = None
     _client: "ChatClient | None" = None
-    _start_watch: StartWatch = field(init=False)
-    _next_look_s: float = 0.0
-    _scratch: Path | None = None
-    _counter: TokenCounter | None = field(default=None)
+    _counter: TokenCounter | None = None
 
     @property
     def max_running_requests(self) -> int:
-        """What the engine says that it runs at once, else what the run file wishes."""
+        """Requests that the engine reports to run at once, else those of the run file."""
         return self._effective_requests or self.config.engine.max_running_requests
 
     @property
     def plan(self) -> str | None:
+        """Launch flags of an SGLang engine, once they are chosen."""
         return self._launch.text if self._launch is not None and self._launch.is_begun else None
 
     @property
     def starved(self) -> str | None:
-        """What the engine is short of, where it runs far fewer requests than it could."""
+        """Shortage of an engine that runs far fewer requests than it could."""
         return self._watch.shortage if self._watch is not None else None
 
     @property
     def card(self) -> str | None:
-        """The planner's name of the card that it was planned for."""
-        if self._launch is None or self._launch.setting is None or self._launch.setting.gpu is None:
-            return None
-        return self._launch.setting.gpu.name
+        """The planner's name of the card that the engine was planned for."""
+        return self._launch.card if self._launch is not None else None
 
     async def start(self) -> None:
         """Return when a request can be answered.
@@ -106,25 +93,27 @@ class ServedEngine:
         Raises EngineError when the engine ends or stays silent, and EngineGivenUpError when no
         other start will help.
         """
-        if self.config.engine.kind == "sglang":
-            await self._start_on_the_ladder()
-            return
-        await self.stop()
-        if self.config.engine.kind == "embedded":
-            await self._start_embedded()
-        else:
-            await self._open_endpoint()
-        await self._wait_until_ready()
+        match self.config.engine.kind:
+            case "sglang":
+                await self._start_sglang()
+            case "embedded":
+                await self.stop()
+                await self._start_embedded()
+            case "endpoint":
+                await self.stop()
+                await self._open_endpoint()
 
     async def generate(self, request: Request) -> Outcome:
+        """Send one request; an engine that is not started interrupts it."""
         if self._client is None:
             return Interruption(cause="the engine is not started", connection_failed=True)
         outcome = await self._client.generate(request)
-        self._answers += not isinstance(outcome, Interruption)
+        if self._watch is not None and not isinstance(outcome, Interruption):
+            self._watch.note_answer()
         return outcome
 
     async def is_alive(self) -> bool:
-        """Whether the engine could still answer: its process runs, its address takes calls."""
+        """Return whether the process runs and the server answers."""
         if self._client is None or (self._process is not None and not self._process.is_running):
             return False
         try:
@@ -134,33 +123,33 @@ class ServedEngine:
         return True
 
     async def metrics_page(self) -> str | None:
-        """The counters of an engine of ours that has such a page; an endpoint serves others too."""
+        """Return an SGLang engine's metrics page; an endpoint's would count other users too."""
         if self.config.engine.kind != "sglang" or self._client is None:
             return None
         return await self._client.page("/metrics")
 
     async def trouble(self, supply: Supply) -> str | None:
-        """Why an engine of ours that seems to run has to be started again, or None."""
-        if self.config.engine.kind != "sglang" or self._watch is None or self._client is None:
+        """Return why an SGLang engine that seems to run must be restarted, or None."""
+        watch, client = self._watch, self._client
+        if watch is None or client is None:
             return None
         if self._process is not None and not self._process.is_running:
             return "its process is gone"
-        page = await self._client.page("/metrics")
-        metrics, now_s = engine_load(page) if page else None, monotonic()
-        self._hung = self._watch.observe_hang(
-            now_s=now_s, metrics=metrics, in_flight=supply.in_flight, answers=self._answers
+        page = await client.page("/metrics")
+        load, now_s = engine_load(page) if page else None, monotonic()
+        watch.observe_hang(now_s=now_s, load=load, in_flight=supply.in_flight)
+        shortage = watch.observe_starvation(
+            now_s=now_s, load=load, supply=supply, cap=self.max_running_requests
         )
-        cap = self.max_running_requests
-        short = self._watch.observe_starvation(now_s=now_s, metrics=metrics, supply=supply, cap=cap)
-        if short is not None:
+        if shortage is not None:
             power = await asyncio.to_thread(_power_text)
-            self.log(f"event=starved engine={self.worker_number} why={short!r}{power}")
-        return self._hung
+            self.log(f"event=starved engine={self.worker_number} why={shortage!r}{power}")
+        return watch.hang
 
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
-        """A lower bound of the prompt's tokens: the texts by the model's tokenizer, or 0.
+        """Return a lower bound of the prompt's tokens: its texts by the model's tokenizer, or 0.
 
-        Texts that fit whatever the tokenizer says are not counted.
+        Texts that fit by their bytes alone are not counted.
         """
         if self.context_length is None or most_tokens(messages) <= self.context_length:
             return 0
@@ -171,7 +160,7 @@ class ServedEngine:
         return sum(self._counter.count_text(message.content) for message in messages)
 
     async def stop(self) -> None:
-        self._is_ready = False
+        """Close the client and end the process."""
         self._watch = None
         if self._client is not None:
             await self._client.close()
@@ -179,246 +168,126 @@ class ServedEngine:
         if self._process is not None:
             await self._process.stop()
             self._process = None
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
 
-    # -- starting
+    # -- endpoint and embedded
+
+    async def _open_endpoint(self) -> None:
+        self.name = "endpoint"
+        url = self.config.engine.base_urls[self.worker_number].rstrip("/")
+        self._client = self._new_client(Address(base_url=url, api_key=endpoint_key(self.config)))
+        await self._read_facts(self._new_probe(), self._client)
 
     async def _start_embedded(self) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="engine-"))
-        address_file, key = self._scratch / "address", secrets.token_urlsafe(24)
-        engine = self.config.engine
-        self._process = EngineProcess(
-            command=embedded.command(engine, model=self.config.model, address_file=address_file),
-            env={**engine.env, "EMBEDDED_API_KEY": key},
-            log_path=self.log_path,
-            secret=key,
-        )
-        self._process.start()
-        deadline_s = monotonic() + self._ready_timeout_s
-        while not address_file.exists():
-            self._check_process(deadline_s)
-            await asyncio.sleep(_READY_POLL_S)
         self.name, self.release = "llama.cpp", embedded.release()
-        self._client = self._chat_client(f"{address_file.read_text()}/v1", key)
+        with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder:
+            file = Path(folder) / "address"
+            self._process, key = start_embedded(self.config, file, self.log_path)
+            url = await self._new_probe().written(file)
+        self._client = self._new_client(Address(base_url=f"{url}/v1", api_key=key))
+        probe = self._new_probe()
+        await self._read_facts(probe, self._client)
+        await probe.first_turn(self._client)
 
-    async def _start_on_the_ladder(self) -> None:
-        """Start SGLang; after a failure as the ladder says, until it runs or nothing is left."""
+    async def _read_facts(self, probe: StartProbe, client: "ChatClient") -> None:
+        from pipeline.engines.client import server_release
+
+        facts, engine = await probe.facts(client), self.config.engine
+        if engine.kind == "sglang":
+            # A step down may have cut the run file's context.
+            self.context_length = facts.context_length or engine.context_length
+        else:
+            self.context_length = engine.context_length or facts.context_length
+        self.release = self.release or await server_release(client.base_url, client.api_key)
+
+    # -- SGLang
+
+    async def _start_sglang(self) -> None:
+        """Start SGLang; after a failure follow the ladder until it runs or nothing is left."""
         launch = self._launch = self._launch or self._new_launch()
-        if self._is_ready:
-            cause, text = self._cause()
-            if self._answers > self._answers_at_start:
+        if self._watch is not None:
+            if self._watch.num_answers:
                 launch.note_served()
-            await self.stop()
-            await self._heed(launch.note_end(cause, text))
+            await self._follow_failure(launch, self._watch.hang)
         await self.stop()
         if not launch.is_begun:
-            if self.config.engine.python is not None:
-                python = self.config.engine.python
-                told = await asyncio.to_thread(installed_release, python)
-                launch.release = told or launch.release
-            launch.begin(await asyncio.to_thread(visible_cards))
-        while True:
-            try:
-                async with self._turn_on_this_node():
-                    await self._start_sglang(launch)
-                    await self._wait_until_ready()
-                    if not launch.lengthen_context(self._trial_tokens):
-                        await self._note_figures(launch)
-                        return
-                await self.stop()
-            except EngineError as error:
-                if self._process is None:
-                    raise EngineGivenUpError(str(error)) from None
-                cause, text = self._cause()
-                if cause.kind in ("unknown", "killed") and self._process.is_running:
-                    cause = _silent(str(error), cause)
-                await self.stop()
-                await self._heed(launch.note_end(cause, text))
-
-    async def _heed(self, answer: Again | Step | Stop) -> None:
-        if isinstance(answer, Stop):
-            raise EngineGivenUpError(answer.reason)
-        if isinstance(answer, Again):
-            await asyncio.sleep(answer.wait_s)
-
-    def _cause(self) -> tuple[Cause, str]:
-        """Why the engine ended or has to end, and the log that tells it."""
-        assert self._process is not None
-        text, status = self._process.log_text(), self._process.status
-        cause = failure_cause(text, status=status, kernel_kills=self._process.kernel_kills)
-        if self._hung is not None and cause.kind in ("unknown", "killed"):
-            cause = _silent(self._hung, cause)
-        self._hung = None
-        return cause, text
+            await self._begin(launch)
+        while not await self._came_up(launch):
+            continue
 
     def _new_launch(self) -> LaunchHistory:
-        release = self.config.planner.sglang_version
-        folder = open_folder(self.config.output.folder)
         return LaunchHistory(
             config=self.config,
-            folder=folder,
+            folder=open_folder(self.config.output.folder),
             log=self.log,
-            release=release,
+            release=self.config.planner.sglang_version,
             longest_prompts=self.longest_prompts,
         )
 
-    async def _start_sglang(self, launch: LaunchHistory) -> None:
-        engine, port = self.config.engine, free_port()
-        key = secrets.token_hex(24)  # no dash at its beginning, which a parser takes for a flag
-        address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
-        served = ["--served-model-name", engine.served_model_name or self.config.model]
-        given = launch.arguments()
-        ours = [*served, *address]
-        self._process = EngineProcess(
-            command=[
-                *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
-                *("--model-path", self.config.model),
-                *_without_given(ours, given),
-                *given,
-                *([] if "--enable-metrics" in given else ["--enable-metrics"]),
-            ],
-            # Ray numbers cards as the driver does; CUDA's own default puts the fastest first.
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **engine.env},
-            log_path=self.log_path,
-            secret=key,
-            pass_env=engine.pass_env,
-        )
-        process, self._process = self._process, None
-        process.start()
-        self._process = process
-        self.name = "sglang"
-        self._client = self._chat_client(f"http://127.0.0.1:{port}/v1", key)
-        self._start_watch = StartWatch(
-            silence_s=engine.start_silence_s,
-            busy_silence_s=engine.start_silence_s * _BUSY_SILENCE_FACTOR,
-        )
+    async def _begin(self, launch: LaunchHistory) -> None:
+        python = self.config.engine.python
+        if python is not None:
+            installed = await asyncio.to_thread(installed_release, python)
+            launch.release = installed or launch.release
+        launch.begin(await asyncio.to_thread(visible_cards))
 
-    async def _note_figures(self, launch: LaunchHistory) -> None:
-        """Read what the engine settled for, and keep so many requests in flight."""
+    async def _came_up(self, launch: LaunchHistory) -> bool:
+        """Start once. Return False when another start is due, after a failure or not."""
+        try:
+            async with first_on_this_node(self.config):
+                self._process, address = start_sglang(
+                    self.config, launch.arguments(), self.log_path
+                )
+                self.name, self._client = "sglang", self._new_client(address)
+                probe = self._new_probe()
+                await self._read_facts(probe, self._client)
+                trial = await probe.first_turn(self._client)
+                if not launch.lengthen_context(trial.prompt_tokens):
+                    await self._note_up(launch, self._process, self._client)
+                    return True
+            await self.stop()
+        except EngineError as error:
+            if self._process is None:
+                raise EngineGivenUpError(str(error)) from None
+            await self._follow_failure(launch, str(error) if self._process.is_running else None)
+        return False
+
+    async def _note_up(
+        self, launch: LaunchHistory, process: EngineProcess, client: "ChatClient"
+    ) -> None:
+        """Read what the engine settled for, and limit the requests in flight to it."""
         from pipeline.engines.client import most_in_flight
 
-        assert self._client is not None
-        assert self._process is not None
-        page = await self._client.page("/server_info")
-        page = page or await self._client.page("/get_server_info")
-        text = await asyncio.to_thread(self._process.log_text)
+        page = await client.page("/server_info") or await client.page("/get_server_info")
+        text = await asyncio.to_thread(process.log_text)
         effective = launch.note_up(text, _mapping(page))
         self._effective_requests = min(effective, most_in_flight())
         self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
-        self._answers_at_start, self._is_ready = self._answers, True
 
-    @asynccontextmanager
-    async def _turn_on_this_node(self) -> AsyncIterator[None]:
-        """Until one engine has come up here, starts wait for each other.
-
-        The first fetches the model and compiles its kernels; the others find both in the caches.
-        """
-        key = f"{self.config.model}|{self.config.engine.python}|{self.config.engine.command}"
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}"
-        warm = folder / f"{name}.{self.config.output.folder.replace('/', '_')[-80:]}.warm"
-        while not warm.exists():
-            with node_lock(folder / f"{name}.lock") as is_held:
-                if is_held:
-                    yield
-                    warm.touch()
-                    return
-            await asyncio.sleep(_READY_POLL_S * 5)
-        yield
-
-    async def _open_endpoint(self) -> None:
-        engine = self.config.engine
-        url = engine.base_urls[self.worker_number].rstrip("/")
-        self.name = "endpoint"
-        self._client = self._chat_client(url, endpoint_key(self.config))
-
-    async def _wait_until_ready(self) -> None:
-        """Until a real completion came back."""
-        from pipeline.engines.client import server_release
-
-        assert self._client is not None
-        deadline_s = monotonic() + self._ready_timeout_s
-        while True:
-            try:
-                facts = await self._client.facts()
-                break
-            except EngineError as error:
-                self._check_process(deadline_s, str(error))
-                await asyncio.sleep(_READY_POLL_S)
-        self.context_length = self.config.engine.context_length or facts.context_length
-        if self.config.engine.kind == "sglang":
-            # A step down may have cut what the run file gives.
-            self.context_length = facts.context_length or self.context_length
-        self.release = self.release or await server_release(
-            self._client.base_url, self._client.api_key
-        )
-        if self._process is not None:
-            await self._first_answer(deadline_s)
-
-    async def _first_answer(self, deadline_s: float) -> None:
-        """An engine of ours is ready when it has generated; its health page proves less."""
-        while True:
-            outcome = await self._outcome_of_trial(deadline_s)
-            if isinstance(outcome, Turn):
-                self._trial_tokens = outcome.prompt_tokens
-                return
-            why = outcome.text if isinstance(outcome, Refusal) else outcome.cause
-            if isinstance(outcome, Refusal):
-                raise EngineError(f"the engine refuses a trial request: {why}")
-            self._check_process(deadline_s, why)
-            await asyncio.sleep(_READY_POLL_S)
-
-    async def _outcome_of_trial(self, deadline_s: float) -> Outcome:
-        """A first answer may compile kernels for long: the process is watched meanwhile."""
-        trial = asyncio.create_task(self.generate(_TRIAL))
-        try:
-            while True:
-                done, _ = await asyncio.wait({trial}, timeout=_LIFE_POLL_S)
-                if done:
-                    return trial.result()
-                self._check_process(deadline_s, "the first request is not answered")
-        finally:
-            trial.cancel()
-            await asyncio.gather(trial, return_exceptions=True)
-
-    def _check_process(self, deadline_s: float, last_error: str = "it does not listen") -> None:
-        if self._process is not None and not self._process.is_running:
-            raise EngineError(self._process.how_it_ended())
-        if monotonic() > deadline_s:
-            raise EngineError(f"not ready within {self._ready_timeout_s:.0f} s: {last_error}")
-        if self.config.engine.kind == "sglang":
-            self._check_life(last_error)
-
-    def _check_life(self, last_error: str) -> None:
-        """Raises EngineError when nothing of a starting engine moves any more."""
+    async def _follow_failure(self, launch: LaunchHistory, symptom: str | None) -> None:
+        """End the engine and do what the ladder says. Raises EngineGivenUpError at its end."""
         assert self._process is not None
-        now_s = monotonic()
-        if now_s < self._next_look_s:
-            return
-        self._next_look_s = now_s + min(_LIFE_POLL_S, self.config.engine.start_silence_s / 4)
-        seen = self._process.activity()
-        silence_s = self._start_watch.silence(
-            now_s=now_s, log_bytes=seen.log_bytes, io_bytes=seen.io_bytes, cpu_ticks=seen.cpu_ticks
-        )
-        if silence_s is not None:
-            raise EngineError(f"no sign of life for {silence_s:.0f} s at its start: {last_error}")
+        cause, text = _failure(self._process, symptom)
+        await self.stop()
+        match launch.note_end(cause, text):
+            case Stop(reason=reason):
+                raise EngineGivenUpError(reason)
+            case Again(wait_s=wait_s):
+                await asyncio.sleep(wait_s)
 
-    @property
-    def _ready_timeout_s(self) -> float:
-        engine = self.config.engine
-        return engine.ready_timeout_s or _READY_TIMEOUT_S[engine.kind]
+    # -- parts
 
-    def _chat_client(self, base_url: str, key: str) -> "ChatClient":
-        # The driver checks engines and asks none: it starts 0.3 s sooner without the library.
+    def _new_probe(self) -> StartProbe:
+        return StartProbe(config=self.config.engine, process=self._process)
+
+    def _new_client(self, address: Address) -> "ChatClient":
+        # The driver checks engines and never calls one: it starts 0.3 s sooner without the library.
         from pipeline.engines.client import ChatClient
 
         config, engine = self.config, self.config.engine
         kwargs = template_kwargs(config.model, thinking=config.thinking)
         return ChatClient(
-            base_url=base_url,
-            api_key=key,
+            base_url=address.base_url,
+            api_key=address.api_key,
             model=engine.served_model_name or config.model,
             template_kwargs={**kwargs, **config.chat_template_kwargs},
             opens_in_prompt=config.thinking and family(config.model).opens_in_prompt,
@@ -427,26 +296,42 @@ class ServedEngine:
         )
 
 
-_TRIAL = Request(
-    row_id="trial",
-    sample_index=0,
-    turn_index=0,
-    messages=(Message(role="user", content="Say hello."),),
-    sampling=SamplingParams(
-        temperature=0.6,
-        top_p=0.95,
-        top_k=None,
-        min_p=None,
-        presence_penalty=None,
-        repetition_penalty=None,
-        max_tokens=2,
-        seed=None,
-    ),
-)
+def _failure(process: EngineProcess, symptom: str | None) -> tuple[Cause, str]:
+    """Return the cause of a failure and the log that shows it.
+
+    The symptom counts where the log names no cause, as with an engine that hangs.
+    """
+    text, status = process.log_text(), process.status
+    cause = failure_cause(text, status=status, kernel_kills=process.kernel_kills)
+    if symptom is not None and cause.kind in ("unknown", "killed"):
+        cause = Cause(kind="watchdog", stage=cause.stage, summary=symptom, evidence=cause.evidence)
+    return cause, text
+
+
+def _mapping(page: str | None) -> dict[str, Any]:
+    try:
+        values = json.loads(page or "{}")
+    except json.JSONDecodeError:
+        # Another page of that name.
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _power_text() -> str:
+    """Print the cards' power draw as a share of their limits, where they report it."""
+    shares = [
+        card.power_w / card.power_limit_w
+        for card in visible_cards()
+        if card.power_w is not None and card.power_limit_w
+    ]
+    return f" power={sum(shares) / len(shares):.0%}" if shares else ""
+
+
+# --- what the run file says of its engines ------------------------------------------------------
 
 
 def request_timeout_s(config: RunFile) -> float:
-    """The deadline of one request: long enough for the largest budget at the slowest rate."""
+    """Return the deadline of one request: the largest budget at the slowest rate."""
     engine = config.engine
     if engine.request_timeout_s is not None:
         return engine.request_timeout_s
@@ -454,7 +339,7 @@ def request_timeout_s(config: RunFile) -> float:
 
 
 def endpoint_key(config: RunFile) -> str:
-    """The endpoints' key from the environment. Raises ConfigError when the variable is not set."""
+    """Return the endpoints' key. Raises ConfigError when its environment variable is not set."""
     name = config.engine.api_key_env
     if name is None:
         return "none"
@@ -465,13 +350,14 @@ def endpoint_key(config: RunFile) -> str:
 
 
 def token_counter(config: RunFile) -> TokenCounter:
+    """Return a counter with the tokenizer of the model that the engine runs."""
     if config.engine.kind == "embedded":
         return gguf_token_counter(embedded.model_file(config.engine))
     return model_token_counter(config.model)
 
 
 def check_engine(config: RunFile) -> None:
-    """What can be known to be wrong before anything starts. Raises ConfigError."""
+    """Check the engine section before anything starts. Raises ConfigError."""
     engine = config.engine
     if engine.kind == "embedded":
         embedded.release()
@@ -483,34 +369,3 @@ def check_engine(config: RunFile) -> None:
     if engine.python is not None and not Path(engine.python).exists():
         raise ConfigError(f"engine.python: no file {engine.python}")
     check_launch(config)
-
-
-def _without_given(ours: list[str], flags: list[str]) -> list[str]:
-    """Our flag-value pairs less those that the run file gives itself; address and key stay ours."""
-    given = {flag.partition("=")[0] for flag in flags}
-    pairs = zip(ours[::2], ours[1::2], strict=True)
-    return [text for pair in pairs if pair[0] not in given for text in pair]
-
-
-def _silent(told: str, cause: Cause) -> Cause:
-    """An engine that has to be ended although its log names nothing."""
-    return Cause(kind="watchdog", stage=cause.stage, summary=told, evidence=cause.evidence)
-
-
-def _mapping(page: str | None) -> dict[str, Any]:
-    try:
-        values = json.loads(page or "{}")
-    except json.JSONDecodeError:
-        # A page of that name that is no JSON tells nothing.
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _power_text() -> str:
-    """What the cards draw of what they may, where they tell it."""
-    told = [
-        card.power_w / card.power_limit_w
-        for card in visible_cards()
-        if card.power_w is not None and card.power_limit_w
-    ]
-    return f" power={sum(told) / len(told):.0%}" if told else ""

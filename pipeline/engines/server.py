@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.engines.health import Activity
 from pipeline.errors import EngineError
 from pipeline.planner.sglang.failures import LAUNCH_MARK, last_launch
 
@@ -31,15 +32,6 @@ _MOST_LOG_READ_BYTES = 4 * 2**20
 _NEEDED_ENV = ("PATH", "HOME", "USER", "LANG", "LC_*", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_*",
                "NVIDIA_*", "NO_PROXY", "no_proxy")  # fmt: skip
 # Without these a process finds neither its libraries, nor its cards, nor its caches.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """Counters of an engine and all below it; a difference is a sign of life."""
-
-    log_bytes: int
-    io_bytes: int
-    cpu_ticks: int
 
 
 @dataclass(slots=True, kw_only=True)

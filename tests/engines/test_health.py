@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.engines.health import StartWatch, Watch
+from pipeline.engines.health import Activity, StartWatch, Watch
 from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
 
@@ -13,10 +13,14 @@ def reading(*, tokens: float = 0.0, **changes: float) -> EngineLoad:
 
 
 def watched(watch: Watch, *readings: tuple[float, EngineLoad | None, int, int]) -> list[str | None]:
-    return [
-        watch.observe_hang(now_s=now_s, metrics=metrics, in_flight=in_flight, answers=answers)
-        for now_s, metrics, in_flight, answers in readings
-    ]
+    """Feed readings: the time, the load, requests in flight and all answers so far."""
+    hangs = []
+    for now_s, load, in_flight, num_answers in readings:
+        while watch.num_answers < num_answers:
+            watch.note_answer()
+        watch.observe_hang(now_s=now_s, load=load, in_flight=in_flight)
+        hangs.append(watch.hang)
+    return hangs
 
 
 def test_engine_that_makes_tokens_is_not_hung_however_long_an_answer_takes() -> None:
@@ -54,9 +58,9 @@ def test_idle_engine_is_not_hung() -> None:
 FED = Supply(in_flight=32, waiting=32)
 
 
-def starving(watch: Watch, metrics: EngineLoad, supply: Supply = FED) -> str | None:
+def starving(watch: Watch, load: EngineLoad, supply: Supply = FED) -> str | None:
     told = [
-        watch.observe_starvation(now_s=now_s, metrics=metrics, supply=supply, cap=32)
+        watch.observe_starvation(now_s=now_s, load=load, supply=supply, cap=32)
         for now_s in (0.0, 60.0, 130.0, 200.0)
     ]
     assert told[:2] == [None, None]
@@ -72,16 +76,22 @@ def test_starved_engine_tells_what_it_is_short_of() -> None:
     assert "KV tokens (97% in use)" in short_of(token_usage=0.97, queued=8.0)
     assert "wait for admission" in short_of(queued=8.0)
     assert "runs 8 of 32 requests" in short_of(queued=8.0)
-    assert "between the client and the scheduler" in short_of()
+    assert "on their way between client and scheduler" in short_of()
 
 
 @pytest.mark.parametrize(
     ("supply", "why"),
     [
-        (Supply(in_flight=2, backing_off=90), "rows wait for their next try"),
-        (Supply(in_flight=2, waiting=40, held_s=9.0), "it asked to be left alone"),
-        (Supply(in_flight=1, waiting=40, is_alone=True), "a row at which engines have died"),
-        (Supply(in_flight=2, is_leasing=True), "its lease is not answered"),
+        (Supply(in_flight=2, backing_off=90), "rows wait for their next attempt"),
+        (Supply(in_flight=2, waiting=40, held_s=9.0), "the engine asked to wait (Retry-After)"),
+        (
+            Supply(in_flight=1, waiting=40, is_alone=True),
+            "a row that may have killed engines",
+        ),
+        (
+            Supply(in_flight=2, is_leasing=True),
+            "the coordinator has not answered",
+        ),
         (Supply(in_flight=2, waiting=40), "rows wait to be sent"),
     ],
 )
@@ -107,8 +117,8 @@ def test_shortage_stands_for_as_long_as_it_lasts_and_is_told_once_though_figures
     watch = Watch(hang_timeout_s=60)
 
     def look(now_s: float, queued: float, running: float = 8.0) -> str | None:
-        metrics = reading(running=running, queued=queued)
-        return watch.observe_starvation(now_s=now_s, metrics=metrics, supply=FED, cap=32)
+        load = reading(running=running, queued=queued)
+        return watch.observe_starvation(now_s=now_s, load=load, supply=FED, cap=32)
 
     told = [look(0.0, 8.0), look(130.0, 8.0), look(140.0, 9.0)]
     assert [text is None for text in told] == [True, False, True]
@@ -121,18 +131,18 @@ def test_retraction_is_told_while_it_happens() -> None:
     watch = Watch(hang_timeout_s=60)
     told = [
         watch.observe_starvation(
-            now_s=n * 70.0, metrics=reading(retracted=float(n)), supply=FED, cap=32
+            now_s=n * 70.0, load=reading(retracted=float(n)), supply=FED, cap=32
         )
         for n in range(4)
     ]
-    assert "retraction" in str(told[2])
+    assert "the KV pool overflows, so SGLang retracts requests" in str(told[2])
 
 
 def test_engine_that_is_well_filled_is_not_starved() -> None:
     watch = Watch(hang_timeout_s=60)
     full = reading(running=30.0)
     assert all(
-        watch.observe_starvation(now_s=now_s, metrics=full, supply=FED, cap=32) is None
+        watch.observe_starvation(now_s=now_s, load=full, supply=FED, cap=32) is None
         for now_s in (0.0, 500.0, 1000.0)
     )
 
@@ -140,7 +150,7 @@ def test_engine_that_is_well_filled_is_not_starved() -> None:
 def silences(*readings: tuple[int, int, int]) -> list[float | None]:
     watch = StartWatch(silence_s=100, busy_silence_s=500)
     return [
-        watch.silence(now_s=n * 60.0, log_bytes=log, io_bytes=io, cpu_ticks=cpu)
+        watch.silence(Activity(log_bytes=log, io_bytes=io, cpu_ticks=cpu), now_s=n * 60.0)
         for n, (log, io, cpu) in enumerate(readings)
     ]
 

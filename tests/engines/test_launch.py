@@ -80,7 +80,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSite]:
     """Builds a site: `site(prompts, {"hang_after": 5}, plan="off", …)`."""
     for kind in _WAIT_S:
         monkeypatch.setitem(_WAIT_S, kind, 0.05)
-    monkeypatch.setattr("pipeline.engines.served._READY_POLL_S", 0.02)
+    monkeypatch.setattr("pipeline.engines.startup._READY_POLL_S", 0.02)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -414,8 +414,8 @@ def test_context_is_what_the_longest_prompt_and_its_budget_need(
     launch = launch_of(tmp_path, longest)
     assert launch.flags is not None
     assert launch.flags.number("context-length") == context
-    assert launch.setting is not None
-    assert launch.setting.least_context_tokens == (context if longest else None)
+    assert launch.basis is not None
+    assert launch.basis.least_context_tokens == (context if longest else None)
 
 
 def test_context_of_the_run_file_stands_and_retries_of_cut_turns_are_reckoned_with(

@@ -1,0 +1,218 @@
+"""One start of an engine: its process, its signs of life, its first answer.
+
+An engine of ours is ready when it has generated; its health page proves less.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pipeline.engines import embedded
+from pipeline.engines.health import StartWatch
+from pipeline.engines.server import EngineProcess, free_port, node_lock
+from pipeline.errors import EngineError
+from schemas.completion import Outcome, Refusal, Turn
+from schemas.config import EngineConfig, RunFile
+from schemas.prompt import Message, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from pipeline.engines.client import ChatClient, ServerFacts
+
+# A large checkpoint from a cold network disk and kernels compiled on first use take hours on bad
+# days, so SGLang's silence is timed and not its start.
+_READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
+_READY_POLL_S = 0.1
+_NODE_POLL_S = 0.5
+_LIFE_POLL_S = 5.0
+# assumed: a compiler may use the CPU for an hour without a line, as do ranks that wait for a lost
+# peer
+_BUSY_SILENCE_FACTOR = 6.0
+
+_TRIAL = Request(
+    row_id="trial",
+    sample_index=0,
+    turn_index=0,
+    messages=(Message(role="user", content="Say hello."),),
+    sampling=SamplingParams(
+        temperature=0.6,
+        top_p=0.95,
+        top_k=None,
+        min_p=None,
+        presence_penalty=None,
+        repetition_penalty=None,
+        max_tokens=2,
+        seed=None,
+    ),
+)
+
+
+# --- starting a process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an engine of ours answers, and the key that it accepts."""
+
+    base_url: str
+    api_key: str
+
+
+def start_sglang(
+    config: RunFile, flags: Sequence[str], log_path: Path
+) -> tuple[EngineProcess, Address]:
+    """Start SGLang's server on a free port. Raises EngineError when its command does not exist."""
+    engine, port = config.engine, free_port()
+    # Hexadecimal: a parser would take a leading dash for a flag.
+    key = secrets.token_hex(24)
+    name = ["--served-model-name", engine.served_model_name or config.model]
+    address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
+    process = EngineProcess(
+        command=[
+            *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
+            *("--model-path", config.model),
+            *_without_given([*name, *address], flags),
+            *flags,
+            *([] if "--enable-metrics" in flags else ["--enable-metrics"]),
+        ],
+        # Ray numbers cards as the driver does; CUDA's own default puts the fastest first.
+        env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **engine.env},
+        log_path=log_path,
+        secret=key,
+        pass_env=engine.pass_env,
+    )
+    process.start()
+    return process, Address(base_url=f"http://127.0.0.1:{port}/v1", api_key=key)
+
+
+def _without_given(ours: list[str], flags: Sequence[str]) -> list[str]:
+    """Return our flag-value pairs less those that the run file gives itself."""
+    given = {flag.partition("=")[0] for flag in flags}
+    pairs = zip(ours[::2], ours[1::2], strict=True)
+    return [text for pair in pairs if pair[0] not in given for text in pair]
+
+
+def start_embedded(
+    config: RunFile, address_file: Path, log_path: Path
+) -> tuple[EngineProcess, str]:
+    """Start llama.cpp's server, which writes its address to a file; return its key with it."""
+    key = secrets.token_urlsafe(24)
+    process = EngineProcess(
+        command=embedded.command(config.engine, model=config.model, address_file=address_file),
+        env={**config.engine.env, "EMBEDDED_API_KEY": key},
+        log_path=log_path,
+        secret=key,
+    )
+    process.start()
+    return process, key
+
+
+@asynccontextmanager
+async def first_on_this_node(config: RunFile) -> AsyncIterator[None]:
+    """Let one engine start at a time until one has come up on this node.
+
+    The first downloads the model and compiles its kernels; the others find both in the caches.
+    """
+    key = f"{config.model}|{config.engine.python}|{config.engine.command}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}"
+    warm = folder / f"{name}.{config.output.folder.replace('/', '_')[-80:]}.warm"
+    while not warm.exists():
+        with node_lock(folder / f"{name}.lock") as is_held:
+            if is_held:
+                yield
+                warm.touch()
+                return
+        await asyncio.sleep(_NODE_POLL_S)
+    yield
+
+
+# --- waiting until it answers -------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class StartProbe:
+    """Wait for one start to answer, for as long as its process shows signs of life."""
+
+    config: EngineConfig
+    process: EngineProcess | None
+    """None for an endpoint, which only the deadline bounds."""
+    _began_s: float = field(default_factory=monotonic)
+    _watch: StartWatch = field(init=False)
+    _next_look_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        silence_s = self.config.start_silence_s
+        self._watch = StartWatch(
+            silence_s=silence_s, busy_silence_s=silence_s * _BUSY_SILENCE_FACTOR
+        )
+
+    async def written(self, file: Path) -> str:
+        """Wait for a file that the engine writes. Raises EngineError as `check` does."""
+        while (text := _text_if_written(file)) is None:
+            self.check("it does not listen")
+            await asyncio.sleep(_READY_POLL_S)
+        return text
+
+    async def facts(self, client: "ChatClient") -> "ServerFacts":
+        """Wait until the server lists its models. Raises EngineError as `check` does."""
+        while True:
+            try:
+                return await client.facts()
+            except EngineError as error:
+                self.check(str(error))
+                await asyncio.sleep(_READY_POLL_S)
+
+    async def first_turn(self, client: "ChatClient") -> Turn:
+        """Wait for a real completion. Raises EngineError when it is refused, or as `check` does."""
+        while True:
+            outcome = await self._trial_outcome(client)
+            if isinstance(outcome, Turn):
+                return outcome
+            if isinstance(outcome, Refusal):
+                raise EngineError(f"the engine refuses a trial request: {outcome.text}")
+            self.check(outcome.cause)
+            await asyncio.sleep(_READY_POLL_S)
+
+    async def _trial_outcome(self, client: "ChatClient") -> Outcome:
+        """Send one request and watch the process meanwhile: it may compile kernels for long."""
+        trial = asyncio.create_task(client.generate(_TRIAL))
+        try:
+            while True:
+                done, _ = await asyncio.wait({trial}, timeout=_LIFE_POLL_S)
+                if done:
+                    return trial.result()
+                self.check("the first request is not answered")
+        finally:
+            trial.cancel()
+            await asyncio.gather(trial, return_exceptions=True)
+
+    def check(self, last_error: str) -> None:
+        """Raise EngineError when the process has ended, is late, or shows no sign of life."""
+        if self.process is not None and not self.process.is_running:
+            raise EngineError(self.process.how_it_ended())
+        timeout_s = self.config.ready_timeout_s or _READY_TIMEOUT_S[self.config.kind]
+        if monotonic() - self._began_s > timeout_s:
+            raise EngineError(f"not ready within {timeout_s:.0f} s: {last_error}")
+        if self.process is not None and self.config.kind == "sglang":
+            self._check_life(self.process, last_error)
+
+    def _check_life(self, process: EngineProcess, last_error: str) -> None:
+        now_s = monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + min(_LIFE_POLL_S, self.config.start_silence_s / 4)
+        silence_s = self._watch.silence(process.activity(), now_s)
+        if silence_s is not None:
+            raise EngineError(f"no sign of life for {silence_s:.0f} s at its start: {last_error}")
+
+
+def _text_if_written(file: Path) -> str | None:
+    return file.read_text() if file.exists() else None
