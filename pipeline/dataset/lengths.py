@@ -1,7 +1,7 @@
-"""How long a run's prompts and completions are: counted from a sample, a pilot, or a column.
+"""Lengths of a run's prompts and completions: from a sample, a pilot, or a column.
 
-One pass over the input, flat in memory: every prompt is counted as one, a seeded sample of them in
-tokens.
+One pass over the input in constant memory: every prompt is counted, a seeded sample of them is
+tokenized.
 """
 
 import math
@@ -28,36 +28,34 @@ _STRETCHES, _STRETCH_ROWS = 40, 50
 
 
 def input_size(config: RunFile) -> InputSize:
-    """Completions to generate, and the prompts' lengths by a seeded sample.
+    """Count the completions to generate, and the prompts' lengths by a seeded sample.
 
-    Raises ConfigError for an input that cannot be read or has no prompt to ask.
+    Raises ConfigError for an input that cannot be read or has no usable prompt.
     """
     random = Random(_SEED)  # noqa: S311 - a sample, no secret
-    kept: list[tuple[Message, ...]] = []
+    sample: list[tuple[Message, ...]] = []
     longest: dict[int, int] = {}
-    asked = turns = 0
+    usable = turns = 0
     for prompt in read_prompts(config.prompts).prompts:
         if prompt.problem is not None:
             continue
-        asked += 1
+        usable += 1
         turns += prompt.num_turns
         note_longest(longest, prompt)
-        # Each prompt so far has the same chance to be in the sample (Vitter's algorithm R).
-        if len(kept) < _SAMPLED_PROMPTS:
-            kept.append(history(prompt.messages, []))
-        elif (place := random.randrange(asked)) < _SAMPLED_PROMPTS:
-            kept[place] = history(prompt.messages, [])
-    if not asked:
-        raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
+        # Each prompt so far is in the sample with the same probability (Vitter's algorithm R).
+        if len(sample) < _SAMPLED_PROMPTS:
+            sample.append(history(prompt.messages, []))
+        elif (index := random.randrange(usable)) < _SAMPLED_PROMPTS:
+            sample[index] = history(prompt.messages, [])
     return InputSize(
         num_completions=turns * config.samples_per_prompt,
-        prompts=_counted(config, kept),
+        prompts=_prompt_lengths(config, sample),
         longest=tuple(sorted(longest.items())),
     )
 
 
 def longest_prompts(config: RunFile) -> Longest:
-    """The same of an input of which nothing else is asked."""
+    """Return the longest prompts of the input, by their number of turns."""
     longest: dict[int, int] = {}
     for prompt in read_prompts(config.prompts).prompts:
         note_longest(longest, prompt)
@@ -65,37 +63,38 @@ def longest_prompts(config: RunFile) -> Longest:
 
 
 def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
-    """The same of prompts that a run has frozen, by stretches of them spread over the whole."""
-    kept: list[tuple[Message, ...]] = []
-    turns = looked_at = 0
+    """Estimate the size of a run's frozen prompts from stretches spread over all of them."""
+    sample: list[tuple[Message, ...]] = []
+    turns = num_read = 0
     stretches = range(0, frozen.num_rows, max(frozen.num_rows // _STRETCHES, 1))
     for start in stretches:
         for number in range(start, min(start + _STRETCH_ROWS, frozen.num_rows)):
             prompt = frozen.prompt(number)
-            looked_at += 1
+            num_read += 1
             if prompt.problem is None:
                 turns += prompt.num_turns
-                kept.append(history(prompt.messages, []))
-    if not kept:
-        raise ConfigError(f"prompts.path: {config.prompts.path} has no prompt that can be asked")
-    completions = turns / looked_at * frozen.num_rows * config.samples_per_prompt
+                sample.append(history(prompt.messages, []))
+    lengths = _prompt_lengths(config, sample)
+    completions = turns / num_read * frozen.num_rows * config.samples_per_prompt
     return InputSize(
         num_completions=round(completions),
-        prompts=_counted(config, kept),
+        prompts=lengths,
         longest=frozen.longest,
     )
 
 
 def stated_prompts(mean_tokens: float) -> PromptLengths:
-    """The run file's word."""
+    """Return the prompt length that the run file states."""
     return PromptLengths(
         mean_tokens=mean_tokens, cv=0.0, sampled=0, source="lengths.prompt_tokens_mean"
     )
 
 
-def _counted(config: RunFile, kept: list[tuple[Message, ...]]) -> PromptLengths:
+def _prompt_lengths(config: RunFile, sample: list[tuple[Message, ...]]) -> PromptLengths:
+    if not sample:
+        raise ConfigError(f"prompts.path: {config.prompts.path} has no usable prompt")
     counter = model_token_counter(config.model)
-    counts = [counter.count(messages) for messages in kept]
+    counts = [counter.count(messages) for messages in sample]
     mean = fmean(counts)
     return PromptLengths(
         mean_tokens=mean,
@@ -111,13 +110,13 @@ def _counted(config: RunFile, kept: list[tuple[Message, ...]]) -> PromptLengths:
 def expected_lengths(
     config: RunFile, pilot: str | None = None, *, limit_tokens: int | None = None
 ) -> LengthModel:
-    """A pilot's completions, a column, the run file's word, or the prior: the first there is."""
+    """Return the lengths of a pilot, a column, the run file or the prior, in this order."""
     limit = limit_tokens or config.sampling.max_tokens
     lengths = config.lengths
     if pilot is not None:
-        written = list(_pilot_turns(pilot))
-        source = f"completions in {pilot}{_cut_short(written, limit)}"
-        return lengths_from_sample((tokens for tokens, _ in written), limit, source)
+        turns = list(_pilot_turns(pilot))
+        source = f"completions in {pilot}{_cut_short(turns, limit)}"
+        return lengths_from_sample((tokens for tokens, _ in turns), limit, source)
     if lengths.output_tokens_column is not None:
         column = lengths.output_tokens_column
         source = f"column {column} of {config.prompts.path}"
@@ -132,7 +131,7 @@ def expected_lengths(
 
 
 def _pilot_turns(folder: str) -> Iterator[tuple[int, bool]]:
-    """Tokens of every regenerated turn in a run's published parts, and whether a limit ended it."""
+    """Yield the tokens of every turn in a run's published parts, and if a limit ended it."""
     store = open_store(folder)
     names = [
         f"{within}/{entry.name}"
@@ -141,7 +140,7 @@ def _pilot_turns(folder: str) -> Iterator[tuple[int, bool]]:
         if entry.is_file and entry.name.endswith(".parquet")
     ]
     if not names:
-        raise PlanError(f"--lengths-from {folder}: no parquet file in it or in its data folder")
+        raise PlanError(f"--lengths-from {folder}: no parquet file here or in its data folder")
     published = [name for name in names if name.startswith("data/")]
     for name in published or names:
         file = place(folder, name.removeprefix("./"))
@@ -149,40 +148,40 @@ def _pilot_turns(folder: str) -> Iterator[tuple[int, bool]]:
             with store.open_input(name) as opened:
                 column = pq.read_table(opened, columns=["turns"]).column("turns")
         except (OSError, ValueError) as error:
-            said = str(error).splitlines()[0]
-            raise PlanError(f"--lengths-from {file}: cannot read column turns: {said}") from None
-        if not _holds_turns(column.type):
+            reason = str(error).splitlines()[0]
+            raise PlanError(f"--lengths-from {file}: cannot read column turns: {reason}") from None
+        if not _has_turns(column.type):
             raise PlanError(
-                f"--lengths-from {file}: column turns: found {column.type}; a list of turns with "
-                "completion_tokens was expected"
+                f"--lengths-from {file}: column turns: found {column.type}, expected a list of "
+                "turns with completion_tokens"
             )
         for turns in column.to_pylist():
-            yield from _counts(turns)
+            yield from _tokens_of(turns)
 
 
-def _holds_turns(kind: pa.DataType) -> bool:
+def _has_turns(kind: pa.DataType) -> bool:
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_struct(kind.value_type):
         return False
-    place = kind.value_type.get_field_index("completion_tokens")
-    return place >= 0 and bool(pa.types.is_integer(kind.value_type.field(place).type))
+    index = kind.value_type.get_field_index("completion_tokens")
+    return index >= 0 and bool(pa.types.is_integer(kind.value_type.field(index).type))
 
 
-def _counts(turns: Iterable[dict[str, object] | None] | None) -> Iterator[tuple[int, bool]]:
+def _tokens_of(turns: Iterable[dict[str, object] | None] | None) -> Iterator[tuple[int, bool]]:
     for turn in turns or ():
         tokens = turn.get("completion_tokens") if turn else None
         if turn and isinstance(tokens, int):
             yield tokens, turn.get("finish_reason") == "length"
 
 
-def _cut_short(written: Sequence[tuple[int, bool]], limit_tokens: int) -> str:
-    """A pilot with a lower limit does not say how long its completions would have been."""
-    cut = sum(ended and tokens < limit_tokens for tokens, ended in written)
+def _cut_short(turns: Sequence[tuple[int, bool]], limit_tokens: int) -> str:
+    """Return a note if the pilot's lower limit hides how long completions would have been."""
+    cut = sum(is_cut and tokens < limit_tokens for tokens, is_cut in turns)
     if not cut:
         return ""
     return (
-        f"; {cut:,} of {len(written):,} were ended by the pilot's own lower limit, so that the "
-        "true mean is higher"
+        f"; {cut:,} of {len(turns):,} were cut at the pilot's lower limit, so the true mean is "
+        "higher"
     )
 
 
@@ -198,6 +197,6 @@ def _column_lengths(config: RunFile, column: str) -> Iterator[int]:
         if not whole or not math.isfinite(value) or value < 0:  # type: ignore[operator,arg-type]  # a number, as checked
             raise ConfigError(
                 f"prompts.path: {config.prompts.path} row {number}, column {column}: found "
-                f"{value!r}; a number of tokens was expected"
+                f"{value!r}, expected a number of tokens"
             )
         yield round(value)  # type: ignore[call-overload]  # a number, as checked

@@ -65,7 +65,7 @@ class MeteredEngine:
         self._looking = asyncio.create_task(self._look_forever())
 
     async def generate(self, request: Request) -> Outcome:
-        number, outcome = self.meter.asked(monotonic()), None
+        number, outcome = self.meter.note_request(monotonic()), None
         try:
             outcome = await self.served.generate(request)
             return outcome
@@ -106,7 +106,7 @@ class MeteredEngine:
     async def _rest(self) -> LiveSpan | None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._look(), _LAST_LOOK_S)
-        return self.meter.last_span(monotonic())
+        return self.meter.take_last_span(monotonic())
 
     def _stop_looking(self) -> None:
         if self._looking is not None:
@@ -122,4 +122,4 @@ class MeteredEngine:
         page = await self.served.metrics_page()
         counters = engine_counters(page) if page else None
         if counters is not None:
-            self.meter.looked(counters, monotonic())
+            self.meter.note_counters(counters, monotonic())

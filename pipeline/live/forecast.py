@@ -31,7 +31,7 @@ class Forecast:
     tokens_per_s_at: Callable[[float], float]
     """Tokens/s as a function of running requests."""
     accept_length: float | None
-    """None with MTP off."""
+    """Mean tokens kept per step; None with MTP off."""
     prefill_share: float
     prefill_s_per_token: float
     mean_residence_s: float

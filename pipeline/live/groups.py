@@ -30,10 +30,10 @@ _NOTHING = Band(p10=0.0, p50=0.0, p90=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveGroup:
-    """One group: its rate for the time left, and the figures that the update prints."""
+    """A group's rate for the time left, and the figures that the update prints."""
 
     rate: RateGroup | None
-    """None while its rate is unknown."""
+    """Input of the time left; None while the rate is unknown."""
     update: GroupUpdate
 
 

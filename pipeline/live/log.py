@@ -40,7 +40,7 @@ class LiveLog:
     run_file: Mapping[str, object]
     session_starts_s: list[float] = field(default_factory=list)
     readings: dict[str, list[LiveReading]] = field(default_factory=dict)
-    """By worker, in order of time."""
+    """Readings by worker, in order of time."""
     finished: Counter[int] = field(default_factory=Counter)
     """Number of finished completions by tokens."""
     running: dict[str, Counter[int]] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""What a worker sees of its engine, summed up span by span. Pure: time arrives as `now_s`.
+"""A worker's readings of its engine, summed up span by span. Pure: time arrives as `now_s`.
 
-The engine's own counters are used where they are read; else answers are counted, which says the
-same in the long run and nothing before the first of them. Answers do not stream: what a running
-request has written is its age at the pace of one request. The age holds its wait and its prefill
-too, so that this is a little more than it has written.
+The engine's own counters are used where it exports them. Otherwise completions are counted, which
+agrees in the long run but says nothing before the first one. Responses do not stream: the tokens
+so far of a running request are its age times the pace of one request. The age includes queueing and
+prefill, so this is slightly too high.
 """
 
 from collections import Counter, deque
@@ -14,84 +14,90 @@ from schemas.completion import Outcome, Turn
 from schemas.live import LengthCounts, LiveSpan
 
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 2.0, 30.0
-_SHORTEST_LAST_S = 0.5  # of what is left when an engine ends
-_SPAN_PER_AGE = 0.5  # a young engine tells more often
-_PACED_ANSWERS = 400  # the last so many give the pace of a request
-_DIGITS = 3  # of a length: a run's completions are counted in some thousand classes
+# Shortest span when the engine ends.
+_SHORTEST_LAST_S = 0.5
+# Length of a span over the engine's age: a young engine reports more often.
+_SPAN_PER_AGE = 0.5
+# The pace of a request is the mean over this many completions.
+_PACED_COMPLETIONS = 400
+# Significant digits of a length: a few thousand classes for all completions of a run.
+_DIGITS = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class _InFlight:
     since_s: float
     clock_tokens: float
 
 
 @dataclass(slots=True, kw_only=True)
 class _Sums:
-    """Of the span so far."""
+    """Sums over the current span."""
 
     since_s: float
     request_s: float = 0.0
     answered_tokens: int = 0
     prompt_tokens: int = 0
     finished: Counter[int] = field(default_factory=Counter)
-    # By the engine's counters, between the first look and the last.
-    looked_s: float = 0.0
-    seen_request_s: float = 0.0
+    # By the engine's counters, between the first scrape and the last.
+    scraped_s: float = 0.0
+    counted_request_s: float = 0.0
     decoded_tokens: float = 0.0
     prefilled_tokens: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Meter:
-    """One engine from one start to the next."""
+    """Meter of one engine, restarted with each of its launches."""
 
     cap_requests: int = 0
     card: str | None = None
     _first_s: float | None = None
-    """When the first request was asked; None before."""
-    _asked: dict[int, _Asked] = field(default_factory=dict)
+    """Time of the first request; None before."""
+    _in_flight: dict[int, _InFlight] = field(default_factory=dict)
     _sums: _Sums | None = None
     _last: tuple[float, EngineCounters] | None = None
     _accept_length: float | None = None
     _clock_tokens: float = 0.0
-    """What a request that ran since the start would have written, by the engine's counters."""
-    _seen_pace: float = 0.0
-    """Tokens a second of one request, between the last two looks."""
-    _paces: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_PACED_ANSWERS))
+    """Tokens of a request that has run since the start, by the engine's counters."""
+    _counted_pace: float = 0.0
+    """Tokens/s of one request between the last two scrapes."""
+    _paces: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=_PACED_COMPLETIONS)
+    )
     _changed_s: float = 0.0
     _number: int = 0
 
     def started(self, cap_requests: int) -> None:
-        """The engine came up: nothing of an earlier one counts."""
+        """Start over: the engine has come up."""
         self.cap_requests = cap_requests
         self._first_s = self._sums = self._last = self._accept_length = None
-        self._asked.clear()
+        self._in_flight.clear()
         self._paces.clear()
-        self._clock_tokens = self._seen_pace = 0.0
+        self._clock_tokens = self._counted_pace = 0.0
 
     def stopped(self) -> None:
-        """The engine is down: time does not count until it is up again."""
+        """Stop counting until the engine is up again."""
         self.started(self.cap_requests)
 
-    # -- what happens
+    # -- events
 
-    def asked(self, now_s: float) -> int:
-        """A request goes out; the number names it."""
+    def note_request(self, now_s: float) -> int:
+        """Note that a request is sent; return its number."""
         if self._first_s is None or self._sums is None:
             self._first_s, self._sums = now_s, _Sums(since_s=now_s)
-            # A look at the idle engine says nothing of how many ran between it and the next.
+            # How many ran between a scrape of the idle engine and the next one is unknown.
             self._changed_s, self._last = now_s, None
         self._integrate(now_s)
         self._number += 1
-        self._asked[self._number] = _Asked(since_s=now_s, clock_tokens=self._clock(now_s))
+        self._in_flight[self._number] = _InFlight(since_s=now_s, clock_tokens=self._clock(now_s))
         return self._number
 
     def note_outcome(self, number: int, outcome: Outcome | None, now_s: float) -> None:
-        """The request is over; None where it was given up."""
+        """Note that the request has ended; the outcome is None if it was abandoned."""
         self._integrate(now_s)
-        asked = self._asked.pop(number, None)
-        if asked is None or self._sums is None or not isinstance(outcome, Turn):
+        request = self._in_flight.pop(number, None)
+        if request is None or self._sums is None or not isinstance(outcome, Turn):
             return
         tokens = outcome.completion_tokens
         if tokens is None:
@@ -99,10 +105,10 @@ class Meter:
         self._sums.finished[rounded(tokens)] += 1
         self._sums.answered_tokens += tokens
         self._sums.prompt_tokens += outcome.prompt_tokens or 0
-        self._paces.append((tokens, now_s - asked.since_s))
+        self._paces.append((tokens, now_s - request.since_s))
 
-    def looked(self, counters: EngineCounters, now_s: float) -> None:
-        """The engine's metrics page was read."""
+    def note_counters(self, counters: EngineCounters, now_s: float) -> None:
+        """Note the counters of the engine's metrics page."""
         last, self._last = self._last, (now_s, counters)
         self._accept_length = counters.accept_length
         if last is None or self._sums is None:
@@ -113,22 +119,22 @@ class Meter:
             decoded = counters.tokens_per_s * passed_s
         prefilled = _grown(last[1].prefilled_tokens, counters.prefilled_tokens)
         running_s = passed_s * (last[1].running_requests + counters.running_requests) / 2
-        self._sums.looked_s += passed_s
-        self._sums.seen_request_s += running_s
+        self._sums.scraped_s += passed_s
+        self._sums.counted_request_s += running_s
         self._sums.decoded_tokens += decoded
         self._sums.prefilled_tokens += prefilled or 0.0
         if running_s > 0:
-            self._seen_pace = decoded / running_s
-            self._clock_tokens += self._seen_pace * passed_s
+            self._counted_pace = decoded / running_s
+            self._clock_tokens += self._counted_pace * passed_s
 
-    # -- what is told
+    # -- spans
 
     @property
     def is_idle(self) -> bool:
-        return not self._asked
+        return not self._in_flight
 
     def take_span(self, now_s: float) -> LiveSpan | None:
-        """The span that ends here, once it is long enough; the next one begins."""
+        """End the span once it is long enough, and return it."""
         if self._sums is None or self._first_s is None:
             return None
         age_s = self._sums.since_s - self._first_s
@@ -137,31 +143,31 @@ class Meter:
             return None
         return self._close_span(self._sums, age_s, now_s)
 
-    def last_span(self, now_s: float) -> LiveSpan | None:
-        """What is left when the engine ends, if it says anything.
+    def take_last_span(self, now_s: float) -> LiveSpan | None:
+        """End the last span when the engine ends, and return it if it is long enough.
 
-        Between two looks at its counters the answers say too much: what ends there was written
-        before.
+        A span between two scrapes of the counters is dropped: by its completions, which were
+        mostly generated earlier, the rate would be too high.
         """
         if self._sums is None or self._first_s is None:
             return None
-        is_between_looks = self._last is not None and not self._sums.looked_s
-        is_between_looks = is_between_looks and self._sums.since_s > self._first_s
-        if now_s - self._sums.since_s < _SHORTEST_LAST_S or is_between_looks:
+        is_first = self._sums.since_s == self._first_s
+        is_between_scrapes = self._last is not None and not self._sums.scraped_s and not is_first
+        if now_s - self._sums.since_s < _SHORTEST_LAST_S or is_between_scrapes:
             return None
         return self._close_span(self._sums, self._sums.since_s - self._first_s, now_s)
 
     def _close_span(self, sums: _Sums, age_s: float, now_s: float) -> LiveSpan:
         self._integrate(now_s)
         self._sums = _Sums(since_s=now_s)
-        return self._told(sums, age_s, now_s)
+        return self._span(sums, age_s, now_s)
 
-    def _told(self, sums: _Sums, age_s: float, now_s: float) -> LiveSpan:
-        by_engine = sums.looked_s > 0
-        seconds = sums.looked_s if by_engine else now_s - sums.since_s
-        request_s = sums.seen_request_s if by_engine else sums.request_s
+    def _span(self, sums: _Sums, age_s: float, now_s: float) -> LiveSpan:
+        by_engine = sums.scraped_s > 0
+        seconds = sums.scraped_s if by_engine else now_s - sums.since_s
+        request_s = sums.counted_request_s if by_engine else sums.request_s
         tokens = sums.decoded_tokens if by_engine else sums.answered_tokens
-        # A release that does not count what it prefills leaves the answers' own word.
+        # A release that does not count prefilled tokens leaves the prompts of the completions.
         counts_prefill = by_engine and self._last is not None and _counts_prefill(self._last[1])
         prompt_tokens_per_s = (
             sums.prefilled_tokens / seconds
@@ -183,40 +189,40 @@ class Meter:
         )
 
     def _running_lengths(self, now_s: float) -> LengthCounts:
-        """Tokens so far of what is in flight; all 0 before anything tells the pace."""
+        """Return the tokens so far of the requests in flight; 0 while the pace is unknown."""
         counts: Counter[int] = Counter()
         pace = self._pace()
-        for asked in self._asked.values():
-            by_clock = max(self._clock(now_s) - asked.clock_tokens, 0.0)
-            tokens = by_clock if self._last is not None else pace * (now_s - asked.since_s)
+        for request in self._in_flight.values():
+            by_clock = max(self._clock(now_s) - request.clock_tokens, 0.0)
+            tokens = by_clock if self._last is not None else pace * (now_s - request.since_s)
             counts[rounded(int(tokens))] += 1
         return tuple(sorted(counts.items()))
 
     def _clock(self, now_s: float) -> float:
-        """Carried on at the last pace from the last look."""
+        """Return the clock, extrapolated from the last scrape at the last pace."""
         since_s = self._last[0] if self._last is not None else now_s
-        return self._clock_tokens + self._seen_pace * (now_s - since_s)
+        return self._clock_tokens + self._counted_pace * (now_s - since_s)
 
     def _pace(self) -> float:
-        """Tokens a second of one request, by the last answers."""
+        """Return tokens/s of one request, by the latest completions."""
         seconds = sum(duration_s for _, duration_s in self._paces)
         return sum(tokens for tokens, _ in self._paces) / seconds if seconds > 0 else 0.0
 
     def _integrate(self, now_s: float) -> None:
         if self._sums is not None:
             since_s = max(self._changed_s, self._sums.since_s)
-            self._sums.request_s += len(self._asked) * (now_s - since_s)
+            self._sums.request_s += len(self._in_flight) * (now_s - since_s)
         self._changed_s = now_s
 
 
 def rounded(tokens: int) -> int:
-    """A length to three digits: what is kept of it."""
+    """Round a length to three significant digits."""
     surplus = len(str(tokens)) - _DIGITS
     return round(tokens, -surplus) if surplus > 0 else tokens
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """How far a counter has moved; one that fell was started anew in between."""
+    """Return the increase of a counter; one that fell has been reset to 0 in between."""
     if before is None or after is None:
         return None
     return after - before if after >= before else after

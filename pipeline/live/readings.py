@@ -130,7 +130,7 @@ class SteadyMeans:
     running_requests: float
     tokens_per_s: float
     accept_length: float | None
-    """None where no engine reports one."""
+    """Mean tokens kept per step; None where no engine reports them."""
     prompt_tokens_per_s: float
     independent_readings: float
 

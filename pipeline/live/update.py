@@ -39,7 +39,7 @@ class Planned:
     load: Load
     price: Price | None = None
     num_gpus: int = 0
-    """All GPUs that are paid for."""
+    """GPUs that are paid for, running or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""An engine of known truth, replayed: what its worker would tell, span by span.
+"""A simulated engine with known rate and lengths, as its worker would report it.
 
-So many requests run, each at the same pace, and a fresh one starts as another ends. Time moves in
-small steps, as a batch of decode steps does.
+A fixed number of requests run at the same pace, and a new one starts as another ends. Time moves
+by one span at once.
 """
 
 from collections import Counter
@@ -11,15 +11,16 @@ from random import Random
 
 from pipeline.live.log import LiveLog
 from pipeline.live.meter import rounded
-from pipeline.planner.lengths.shapes import LengthShape, sampled_length
+from pipeline.planner.lengths.shapes import LengthShape
 from schemas.live import LiveSpan
+from tests.fakes.drawn_lengths import sampled_length
 
 _SPAN_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Truth:
-    """The engine as it is."""
+    """True figures of the engine."""
 
     running_requests: int
     cap_requests: int
@@ -28,16 +29,13 @@ class Truth:
     prompt_tokens: float
     accept_length: float | None = None
     noise: float = 0.01
-    """Of one span's rate, relative."""
+    """Relative noise of the rate of one span."""
 
 
 def replay(
     log: LiveLog, truth: Truth, *, engine: str, completions: int, every: int, seed: int
 ) -> Iterator[int]:
-    """Run the engine until so many are finished; yields the count after each `every` of them.
-
-    The log is filled as the coordinator fills it.
-    """
+    """Fill the log as the coordinator does; yield the number finished after each `every`."""
     random = Random(seed)
     pace = truth.tokens_per_s / truth.running_requests
     flight = [[sampled_length(truth.shape, random), 0.0] for _ in range(truth.running_requests)]

@@ -208,7 +208,7 @@ def test_pilot_that_a_lower_limit_cut_says_so(
         found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *pilot))
         return str(found["output_lengths"]["source"])
 
-    assert "2 of 3 were ended by the pilot's own lower limit" in source("length", "stop", "length")
+    assert "2 of 3 were cut at the pilot's lower limit" in source("length", "stop", "length")
     assert "lower limit" not in source("stop", "stop")
 
 

@@ -43,7 +43,7 @@ def test_dry_run_keeps_the_stages_of_the_launch_and_adds_none(tmp_path: Path) ->
 
 
 def calibration(folder: LocalFolder, name: str, **changes: object) -> None:
-    """What an engine of the run measured: 10 GiB less than the card should leave free."""
+    """Write a calibration of a launch that found 10 GiB less free memory than forecast."""
     values = {
         "model": "Qwen/Qwen3.6-27B", "gpu": "RTX PRO 6000 Blackwell",
         "release": "0.5.23", "layout": "1",

@@ -1,4 +1,4 @@
-"""What a worker sums up of its engine, by the engine's counters or by answers."""
+"""Spans of one engine, from the engine's counters or from completions."""
 
 import asyncio
 from dataclasses import replace
@@ -26,8 +26,8 @@ TURN = Turn(
 def test_answers_are_counted_where_there_are_no_counters() -> None:
     meter = Meter()
     meter.started(8)
-    first = meter.asked(100.0)
-    meter.asked(100.0)
+    first = meter.note_request(100.0)
+    meter.note_request(100.0)
     assert meter.take_span(101.0) is None
     meter.note_outcome(first, TURN, 110.0)
     span = meter.take_span(115.0)
@@ -50,11 +50,11 @@ def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
         running_requests=4, decoded_tokens=0, prefilled_tokens=100, tokens_per_s=0,
         accept_length=2.5,
     )  # fmt: skip
-    meter.looked(replace(at, running_requests=0), 60.0)
+    meter.note_counters(replace(at, running_requests=0), 60.0)
     for _ in range(4):
-        meter.asked(100.0)
-    meter.looked(at, 100.0)
-    meter.looked(replace(at, decoded_tokens=800, prefilled_tokens=300), 110.0)
+        meter.note_request(100.0)
+    meter.note_counters(at, 100.0)
+    meter.note_counters(replace(at, decoded_tokens=800, prefilled_tokens=300), 110.0)
     span = meter.take_span(112.0)
     assert span is not None
     assert (span.running_requests, span.tokens_per_s) == (4, 80)
@@ -67,13 +67,13 @@ def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
 def test_throughput_gauge_stands_in_for_a_counter() -> None:
     meter = Meter()
     meter.started(8)
-    meter.asked(0.0)
+    meter.note_request(0.0)
     at = EngineCounters(
         running_requests=2, decoded_tokens=None, prefilled_tokens=None, tokens_per_s=50,
         accept_length=None,
     )  # fmt: skip
-    meter.looked(at, 0.0)
-    meter.looked(at, 10.0)
+    meter.note_counters(at, 0.0)
+    meter.note_counters(at, 10.0)
     span = meter.take_span(10.0)
     assert span is not None
     assert span.tokens_per_s == 50
@@ -82,12 +82,12 @@ def test_throughput_gauge_stands_in_for_a_counter() -> None:
 def test_engine_that_was_started_again_begins_anew() -> None:
     meter = Meter()
     meter.started(8)
-    lost = meter.asked(0.0)
+    lost = meter.note_request(0.0)
     meter.stopped()
     meter.note_outcome(lost, Interruption(cause="gone", connection_failed=True), 5.0)
     assert meter.take_span(60.0) is None
     meter.started(4)
-    meter.asked(100.0)
+    meter.note_request(100.0)
     span = meter.take_span(103.0)
     assert span is not None
     assert (span.engine_age_s, span.cap_requests, span.running) == (0.0, 4, ((0, 1),))
@@ -96,32 +96,32 @@ def test_engine_that_was_started_again_begins_anew() -> None:
 def test_last_span_is_told_however_young_the_engine() -> None:
     meter = Meter()
     meter.started(8)
-    assert meter.last_span(99.0) is None, "nothing was asked"
-    number = meter.asked(100.0)
+    assert meter.take_last_span(99.0) is None, "nothing was asked"
+    number = meter.note_request(100.0)
     meter.note_outcome(number, TURN, 101.0)
     assert meter.take_span(101.0) is None
-    span = meter.last_span(101.0)
+    span = meter.take_last_span(101.0)
     assert span is not None
     assert (span.duration_s, span.tokens_per_s, span.finished) == (1.0, 200.0, ((200, 1),))
-    assert meter.last_span(101.2) is None, "nothing is left"
+    assert meter.take_last_span(101.2) is None, "nothing is left"
 
 
 def test_last_span_between_two_looks_says_nothing() -> None:
     # 200 tokens end within a second of the last look: they were not written in it.
     meter = Meter()
     meter.started(8)
-    number = meter.asked(100.0)
+    number = meter.note_request(100.0)
     at = EngineCounters(
         running_requests=1, decoded_tokens=0.0, prefilled_tokens=None, tokens_per_s=0,
         accept_length=None,
     )  # fmt: skip
-    meter.looked(at, 100.0)
-    meter.looked(replace(at, decoded_tokens=190.0), 110.0)
+    meter.note_counters(at, 100.0)
+    meter.note_counters(replace(at, decoded_tokens=190.0), 110.0)
     assert meter.take_span(110.0) is not None
     meter.note_outcome(number, TURN, 111.0)
-    assert meter.last_span(111.0) is None
-    meter.looked(replace(at, running_requests=0, decoded_tokens=200.0), 112.0)
-    span = meter.last_span(112.0)
+    assert meter.take_last_span(111.0) is None
+    meter.note_counters(replace(at, running_requests=0, decoded_tokens=200.0), 112.0)
+    span = meter.take_last_span(112.0)
     assert span is not None
     assert (span.tokens_per_s, span.counted_by) == (5.0, "engine")
 

@@ -1,7 +1,7 @@
-"""Streams of completions replayed: how well the mean length is known while requests still run.
+"""Error of the estimated mean length while requests are still running, on replayed streams.
 
-`python -m tests.scores.replay_lengths` prints the table. An engine keeps b requests running, all
-write a token a step, and a fresh one starts as another finishes.
+`python -m tests.scores.replay_lengths` prints the table. An engine keeps b requests running, each
+generates one token per step, and a new one starts as another finishes.
 """
 
 import heapq
@@ -15,8 +15,9 @@ from random import Random
 
 from pipeline.planner.lengths.censored import length_estimate
 from pipeline.planner.lengths.lengths import log_normal_cut
-from pipeline.planner.lengths.shapes import LogNormalCut, moment, sampled_length
+from pipeline.planner.lengths.shapes import LogNormalCut, moment
 from pipeline.planner.lengths.survival import LengthEstimate
+from tests.fakes.drawn_lengths import sampled_length
 
 MEAN_TOKENS = 2500
 Draw = Callable[[Random], int]
@@ -24,7 +25,7 @@ Draw = Callable[[Random], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is seen of a stream at the moment when so many have finished."""
+    """Finished and running lengths of a stream at one moment."""
 
     finished: tuple[int, ...]
     running: tuple[int, ...]
@@ -32,22 +33,23 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One stream's figures over the true mean."""
+    """Estimates from one stream, relative to the true mean."""
 
     estimate: float
     naive: float
     error: float
-    """The stated standard error, relative."""
+    """Stated standard error, relative."""
 
     def covers(self) -> bool:
-        """Whether the 95 % band holds the truth."""
+        """Return True if the 95 % band contains the truth."""
         return abs(self.estimate - 1) <= 1.96 * self.error * self.estimate
 
 
 def stream(draw: Draw, running_requests: int, completions: int, seed: int) -> Moment:
-    """The state just as the last of so many completions finishes."""
+    """Return the state just after the given number of completions has finished."""
     random = Random(seed)
-    ends: list[tuple[int, int]] = []  # when it ends, how long it is
+    # Step at which each running request ends, and its length.
+    ends: list[tuple[int, int]] = []
     for _ in range(running_requests):
         length = draw(random)
         heapq.heappush(ends, (length, length))
@@ -64,34 +66,34 @@ def stream(draw: Draw, running_requests: int, completions: int, seed: int) -> Mo
 
 
 def log_normal_draw(shape: LogNormalCut) -> Draw:
-    """Whole tokens, one at least."""
+    """Return a function that draws lengths of whole tokens, at least one."""
     return lambda random: max(1, round(sampled_length(shape, random)))
 
 
 def replayed(
     draw: Draw, true_mean: float, limit: int, running: int, completions: int, seeds: int
 ) -> list[Replayed]:
-    """As many streams as seeds; one of which nothing can be said yet is left out."""
+    """Replay one stream per seed, without those that allow no estimate yet."""
     figures = []
     for seed in range(seeds):
-        seen = stream(draw, running, completions, seed)
-        estimate = length_estimate(seen.finished, seen.running, limit)
+        state = stream(draw, running, completions, seed)
+        estimate = length_estimate(state.finished, state.running, limit)
         if estimate is not None:
-            figures.append(_figures(seen, estimate, true_mean))
+            figures.append(_figures(state, estimate, true_mean))
     return figures
 
 
-def _figures(seen: Moment, estimate: LengthEstimate, true_mean: float) -> Replayed:
+def _figures(state: Moment, estimate: LengthEstimate, true_mean: float) -> Replayed:
     return Replayed(
         estimate=estimate.mean_tokens / true_mean,
-        naive=statistics.mean(seen.finished) / true_mean,
+        naive=statistics.mean(state.finished) / true_mean,
         error=estimate.mean_relative_error,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table: many streams of one kind, each stopped after so many batches."""
+    """A row of the table: streams of one kind, each stopped after this many batches."""
 
     cv: float
     limit: int
@@ -99,7 +101,7 @@ class Case:
     batches: int
 
     def figures(self, seeds: int) -> list[Replayed]:
-        """Of as many streams as seeds."""
+        """Return the figures of one stream per seed."""
         shape = log_normal_cut(MEAN_TOKENS, self.cv, self.limit)
         completions = self.batches * self.running
         return replayed(
@@ -122,15 +124,16 @@ def main() -> int:
     for case in _cases():
         figures = case.figures(seeds=200)
         print(_line(case, figures))
-        off = statistics.median(abs(figure.estimate - 1) for figure in figures)
-        missed += case.running >= 80 and case.batches >= 3 and off > 0.10
+        error = statistics.median(abs(figure.estimate - 1) for figure in figures)
+        missed += case.running >= 80 and case.batches >= 3 and error > 0.10
     return 1 if missed else 0
 
 
 def _cases() -> Iterator[Case]:
     for cv, limit in product((0.6, 0.9, 1.2, 1.6), (8192, 32_768)):
         if cv == 1.6 and limit == 8192:
-            continue  # a mean of 2,500 leaves no such CV
+            # No lengths of mean 2,500 under this limit have such a CV.
+            continue
         for running, batches in product((16, 80, 320), (1, 3)):
             yield Case(cv=cv, limit=limit, running=running, batches=batches)
 
@@ -139,12 +142,12 @@ def _line(case: Case, figures: list[Replayed]) -> str:
     errors = sorted(100 * abs(figure.estimate - 1) for figure in figures)
     bias = 100 * (statistics.mean(figure.estimate for figure in figures) - 1)
     naive = 100 * (statistics.median(figure.naive for figure in figures) - 1)
-    held = 100 * sum(figure.covers() for figure in figures) / len(figures)
+    covered = 100 * sum(figure.covers() for figure in figures) / len(figures)
     stated = 100 * statistics.median(figure.error for figure in figures)
     p90 = errors[math.ceil(0.9 * len(errors)) - 1]
     return (
         f"{case.cv:>4}{case.limit:>8}{case.running:>9}{case.batches * case.running:>13}"
-        f"{bias:>+10.1f}{statistics.median(errors):>9.1f}{p90:>9.1f}{naive:>+9.0f}{held:>11.0f}"
+        f"{bias:>+10.1f}{statistics.median(errors):>9.1f}{p90:>9.1f}{naive:>+9.0f}{covered:>11.0f}"
         f"{stated:>8.1f}"
     )
 

@@ -1,9 +1,9 @@
-"""The mean output length while requests still run.
+"""The mean output length while requests are still running.
 
-The first to finish are the short ones: their mean is about half of the truth after one batch.
-Here running requests count too. Where the survival curve and a fitted log-normal give the same mean
-within their errors, the fit is used: it wastes less of what few requests say. Where they do not,
-lengths are no log-normal and the curve decides.
+The first completions to finish are the short ones: after one batch their mean is about half of the
+true one. The estimate therefore counts running requests too. Where the survival curve and a fitted
+log-normal agree within their errors, the fit is used, since it needs fewer requests. Where they do
+not, the lengths are not log-normal and the curve is used.
 """
 
 import math
@@ -15,30 +15,30 @@ from pipeline.errors import PlanError
 from pipeline.planner.lengths.lengths import LengthModel, nearest_log_normal_cut
 from pipeline.planner.lengths.log_normal_fit import LogNormalFit
 from pipeline.planner.lengths.shapes import LogNormalCut, cv_of, moment
-from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, watched
+from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
 from schemas.estimate import OutputLengths
 
-# The fit's mean counts where it lies within this part of the curve's standard error. measured on
+# The fit is used where its mean is within this fraction of the curve's standard error. measured on
 # replayed streams of CV 1.2: 82 % of the means within 10 % after three batches, 72 % by the curve
 # alone; on exponential and uniform lengths, where the fit alone is 40 % and 4 % high, as the curve
 _AGREEMENT = 0.7
-# Beyond this many standard errors a prior is contradicted, not just unsure.
+# Beyond this many standard errors a prior is wrong, not just imprecise.
 _CONTRADICTION = 1.96
 
 
 def length_estimate(
     finished: Iterable[int], running: Iterable[int], limit_tokens: int
 ) -> LengthEstimate | None:
-    """The mean of all started completions; None while too few have finished to say.
+    """Estimate the mean of all started completions; None while too few have finished.
 
-    `finished` are lengths as written, `running` what each running request has written so far.
+    `finished` are output lengths, `running` the tokens so far of each running request.
     """
-    written = _counted("finished", finished, limit_tokens)
-    seen = watched(written, _counted("running", running, limit_tokens), limit_tokens)
-    by_curve = curve_estimate(seen)
-    if by_curve is None or not seen.running:
+    ended = _counted("finished", finished, limit_tokens)
+    observed = observed_lengths(ended, _counted("running", running, limit_tokens), limit_tokens)
+    by_curve = curve_estimate(observed)
+    if by_curve is None or not observed.running:
         return by_curve
-    fit = seen.fit()
+    fit = observed.fit()
     return _agreed(by_curve, fit, limit_tokens) if fit else by_curve
 
 
@@ -50,7 +50,7 @@ def _counted(name: str, lengths: Iterable[int], limit_tokens: int) -> Counter[in
 
 
 def _agreed(by_curve: LengthEstimate, fit: LogNormalFit, limit_tokens: int) -> LengthEstimate:
-    """The fit's mean and CV, where the curve does not contradict them."""
+    """Return the curve's estimate, with the fit's mean and CV where both agree."""
     shape = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=limit_tokens)
     mean = moment(shape, 1)
     distance = abs(mean / by_curve.mean_tokens - 1)
@@ -60,9 +60,9 @@ def _agreed(by_curve: LengthEstimate, fit: LogNormalFit, limit_tokens: int) -> L
 
 
 def updated_lengths(prior: LengthModel, estimate: LengthEstimate, source: str) -> LengthModel:
-    """The prior's mean and the estimate's, weighed by how well each is known.
+    """Combine the prior's mean and the estimate's, weighted by their precision.
 
-    A prior that the estimate contradicts is only as good as the distance between the two.
+    The error of a prior that the estimate contradicts is the distance between the two.
     """
     limit = prior.summary.limit_tokens
     distance = math.log(estimate.mean_tokens / prior.summary.mean_tokens)

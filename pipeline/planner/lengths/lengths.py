@@ -1,7 +1,7 @@
-"""How long completions are: as a person states it, by a prior, or from a sample.
+"""Lengths of completions: stated by the user, by a prior, or from a sample.
 
-Mean and CV are always those of completions as written, cut at the limit. Knows lengths alone:
-what a length costs stands in `contexts` and `job_time`.
+Mean and CV are always those of the completions as generated, cut at the limit. What a length costs
+is in `contexts` and `job_time`.
 """
 
 import math
@@ -19,25 +19,27 @@ from pipeline.planner.lengths.shapes import (
 )
 from schemas.estimate import OutputLengths
 
-# Mean and CV before the cut at the limit, where nobody states any. assumed: thinking writes about
-# as much as the bench that this project starts from implies (2,529 tokens); an answer without
-# thinking fills about a page.
+# Mean and CV before the cut at the limit, where none is stated. assumed: with thinking about what
+# the first benchmark of this project implies (2,529 tokens); without thinking about a page
 _PRIOR_THINKING = (2500.0, 1.2)
 _PRIOR_PLAIN = (500.0, 1.0)
-# assumed: models and prompts of one kind differ from such a prior by a third either way
+# assumed: models and prompts of one kind differ from the prior by a third either way
 PRIOR_MEAN_ERROR = 0.35
-# assumed: a mean that a person states comes from a run on prompts much like these
+# assumed: a stated mean comes from a run on similar prompts
 STATED_MEAN_ERROR = 0.10
-# Fewer lengths than this say little of their own spread, so that the plain prior's CV is the
-# least that the error of their mean is reckoned with.
+# Fewer lengths than this do not determine their own spread: the error of their mean assumes at
+# least the CV of the plain prior.
 _FEW_LENGTHS = 30
-_MAX_SIGMA = 5.0  # wider, all but nothing is either one token or at the limit
+# Wider than this, nearly all lengths are either one token or at the limit.
+_MAX_SIGMA = 5.0
+# Standard deviations from the mean to the longest of many completions.
+_LONGEST_SDS = 6
 _BISECTIONS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthModel:
-    """What is printed of the lengths, and the distribution to reckon with."""
+    """The figures that are printed, and the distribution that calculations use."""
 
     summary: OutputLengths
     shape: LengthShape
@@ -51,9 +53,9 @@ def output_lengths(
     *,
     mean_relative_error: float = STATED_MEAN_ERROR,
 ) -> LengthModel:
-    """Lengths as a person states them."""
+    """Return the lengths of a stated mean and CV."""
     shape = log_normal_cut(mean_tokens, cv, limit_tokens)
-    # No mean lies above the limit.
+    # A mean cannot exceed the limit.
     most = limit_tokens / mean_tokens - 1
     return _model(shape, min(mean_relative_error, most), source)
 
@@ -61,7 +63,7 @@ def output_lengths(
 def configured_lengths(
     mean_tokens: float | None, cv: float | None, *, thinking: bool, limit_tokens: int, source: str
 ) -> LengthModel:
-    """What a run file states, with the prior for what it leaves open."""
+    """Return the lengths that a run file states, with the prior for what it omits."""
     if mean_tokens is None and cv is None:
         return prior_lengths(thinking=thinking, limit_tokens=limit_tokens)
     usual_mean, usual_cv = _PRIOR_THINKING if thinking else _PRIOR_PLAIN
@@ -76,16 +78,15 @@ def configured_lengths(
 def longest_output(
     mean_tokens: float | None, cv: float | None, max_tokens: int, *, max_tokens_given: bool
 ) -> int:
-    """The limit to plan for: a default of `max_tokens` must not cut what the lengths state."""
+    """Return the limit to plan for: a default of `max_tokens` must not cut the stated lengths."""
     if mean_tokens is None or max_tokens_given:
         return max_tokens
     spread = _PRIOR_THINKING[1] if cv is None else cv
-    # Six standard deviations over the mean: what the longest of many is reckoned to be.
-    return max(max_tokens, round(mean_tokens * (1 + 6 * spread)))
+    return max(max_tokens, round(mean_tokens * (1 + _LONGEST_SDS * spread)))
 
 
 def prior_lengths(*, thinking: bool, limit_tokens: int) -> LengthModel:
-    """Lengths where nobody states any. The limit cuts the prior, so its mean falls with it."""
+    """Return the lengths where none are stated: the prior, cut at the limit."""
     _check_limit(limit_tokens)
     mean, cv = _PRIOR_THINKING if thinking else _PRIOR_PLAIN
     variance = math.log1p(cv * cv)
@@ -94,13 +95,13 @@ def prior_lengths(*, thinking: bool, limit_tokens: int) -> LengthModel:
     )
     mode = "thinking" if thinking else "not thinking"
     source = f"assumed: {mode}, mean {mean:,.0f} and CV {cv:g} before the limit cuts them"
-    # What the limit ends stays as long if the prior is off.
+    # Completions at the limit keep their length if the prior is wrong.
     ended = limit_tokens * at_limit_fraction(shape) / moment(shape, 1)
     return _model(shape, PRIOR_MEAN_ERROR * max(1 - ended, 0.0), source)
 
 
 def lengths_from_sample(lengths: Iterable[int], limit_tokens: int, source: str) -> LengthModel:
-    """Lengths that were written, by a pilot or in a column. The limit cuts the longer ones."""
+    """Return the lengths of a pilot or a column; the limit cuts the longer ones."""
     _check_limit(limit_tokens)
     cut = sorted(min(length, limit_tokens) for length in lengths)
     if len(cut) < 2:
@@ -136,11 +137,11 @@ def _model(shape: LogNormalCut, mean_relative_error: float, source: str) -> Leng
     return LengthModel(summary=summary, shape=shape)
 
 
-# --- the log-normal that a stated mean and CV mean ----------------------------------------------
+# --- the log-normal of a stated mean and CV ----------------------------------------------------
 
 
 def log_normal_cut(mean_tokens: float, cv: float, limit_tokens: int) -> LogNormalCut:
-    """The log-normal that has this mean and CV once the limit has cut it."""
+    """Return the log-normal that has this mean and CV after the cut. Raises PlanError."""
     _check_limit(limit_tokens)
     if not 0 < mean_tokens <= limit_tokens:
         raise PlanError(
@@ -165,7 +166,7 @@ def log_normal_cut(mean_tokens: float, cv: float, limit_tokens: int) -> LogNorma
 
 
 def nearest_log_normal_cut(mean_tokens: float, cv: float, limit_tokens: int) -> LogNormalCut:
-    """The same for a measured pair, which no log-normal need have: the CV gives way."""
+    """Return the log-normal of a measured mean, with the CV lowered where none has both."""
     widest = _widest_cv(mean_tokens, limit_tokens)
     return log_normal_cut(mean_tokens, min(cv, widest), limit_tokens)
 
@@ -178,14 +179,14 @@ def _check_limit(limit_tokens: int) -> None:
 
 
 def _widest_cv(mean_tokens: float, limit_tokens: int) -> float:
-    """A cut at the limit bounds the spread: the nearer the mean is to it, the narrower."""
+    """Return the largest CV under the limit: the nearer the mean is to it, the smaller."""
     if mean_tokens >= limit_tokens:
         return 0.0
     return cv_of(_with_mean(mean_tokens, _MAX_SIGMA, limit_tokens))
 
 
 def _with_mean(mean_tokens: float, sigma: float, limit_tokens: int) -> LogNormalCut:
-    """The log-normal of this width whose cut mean is as given."""
+    """Return the log-normal of this width that has this mean after the cut."""
 
     def shape(mu: float) -> LogNormalCut:
         return LogNormalCut(mu=mu, sigma=sigma, limit_tokens=limit_tokens)
@@ -198,7 +199,7 @@ def _with_mean(mean_tokens: float, sigma: float, limit_tokens: int) -> LogNormal
 
 
 def _root(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where a rising function meets the target, by bisection."""
+    """Return the point where a rising function reaches the target, by bisection."""
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if not low < middle < high:

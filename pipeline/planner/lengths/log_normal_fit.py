@@ -1,8 +1,8 @@
-"""The log-normal that best explains completions of which some still run: maximum likelihood.
+"""Maximum-likelihood log-normal of completions, some of which are still running.
 
-A running request says that its length is more than what it has written; so does one that the
-limit ended. In theta = 1 / sigma and gamma = mu / sigma the log-likelihood is concave (Olsen,
-Econometrica 46, 1978), so that Newton's steps, halved where they go too far, find its one top.
+The length of a running request is only known to exceed its tokens so far; the same holds for one
+that the limit ended. In theta = 1 / sigma and gamma = mu / sigma the log-likelihood is concave
+(Olsen, Econometrica 46, 1978), so Newton's steps, halved where they overshoot, find its maximum.
 """
 
 import math
@@ -13,16 +13,19 @@ from pipeline.planner.lengths.shapes import log_of_normal_cdf
 
 _STEPS = 100
 _HALVINGS = 40
-_LEAST_ENDS = 5  # ends below the limit; fewer do not fix two figures
+# Fewer completions below the limit do not determine two parameters.
+_LEAST_ENDED = 5
 _SQRT_TWO_PI = math.sqrt(2 * math.pi)
 
-Counts = Sequence[tuple[int, int]]  # tokens, and how many requests
-Matrix = tuple[float, float, float]  # of two by two, symmetric: 11, 12, 22
+# Pairs of tokens and number of requests.
+Counts = Sequence[tuple[int, int]]
+# Symmetric two by two: elements 11, 12 and 22.
+Matrix = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalFit:
-    """Mu and sigma of the logarithm before any cut, and the covariance of their errors."""
+    """Mean and standard deviation of the logarithm before any cut, with their covariance."""
 
     mu: float
     sigma: float
@@ -31,38 +34,38 @@ class LogNormalFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CensoredLogs:
-    """Logarithms: of ends by count, sum and sum of squares, of what is longer by value."""
+    """Logarithms of lengths: sums over those that ended, and lower bounds of the others."""
 
-    ends: int
+    ended: int
     total: float
     squares: float
     longer_than: tuple[tuple[float, int], ...]
 
 
 def log_normal_fit(ended: Counts, longer_than: Counts) -> LogNormalFit | None:
-    """The fit to lengths that ended and lengths that are known to be longer, each with its count.
+    """Fit lengths that ended and lower bounds of other lengths, each with its count.
 
-    None where too few ended, or all at one length.
+    Return None where too few ended, or all at one length.
     """
     logs = [(math.log(max(tokens, 1)), count) for tokens, count in ended]
-    ends = sum(count for _, count in logs)
-    if ends < _LEAST_ENDS or max(logs)[0] - min(logs)[0] < 1e-9:
+    num_ended = sum(count for _, count in logs)
+    if num_ended < _LEAST_ENDED or max(logs)[0] - min(logs)[0] < 1e-9:
         return None
-    seen = CensoredLogs(
-        ends=ends,
+    sample = CensoredLogs(
+        ended=num_ended,
         total=math.fsum(count * log for log, count in logs),
         squares=math.fsum(count * log * log for log, count in logs),
         longer_than=tuple((math.log(tokens), count) for tokens, count in longer_than if tokens > 1),
     )
-    mean = seen.total / seen.ends
-    width = math.sqrt(max(seen.squares / seen.ends - mean * mean, 1e-12))
-    return _top(seen, theta=1 / width, gamma=mean / width)
+    mean = sample.total / sample.ended
+    width = math.sqrt(max(sample.squares / sample.ended - mean * mean, 1e-12))
+    return _maximum(sample, theta=1 / width, gamma=mean / width)
 
 
-def _top(seen: CensoredLogs, *, theta: float, gamma: float) -> LogNormalFit | None:
-    value = _log_likelihood(seen, theta, gamma)
+def _maximum(sample: CensoredLogs, *, theta: float, gamma: float) -> LogNormalFit | None:
+    value = _log_likelihood(sample, theta, gamma)
     for _ in range(_STEPS):
-        slope, curve = _derivatives(seen, theta, gamma)
+        slope, curve = _derivatives(sample, theta, gamma)
         step = _solved(curve, slope)
         gain = slope[0] * step[0] + slope[1] * step[1]
         if gain < 1e-10:
@@ -70,7 +73,7 @@ def _top(seen: CensoredLogs, *, theta: float, gamma: float) -> LogNormalFit | No
         share = 1.0
         for _ in range(_HALVINGS):
             near = (theta + share * step[0], gamma + share * step[1])
-            reached = _log_likelihood(seen, *near) if near[0] > 0 else -math.inf
+            reached = _log_likelihood(sample, *near) if near[0] > 0 else -math.inf
             if reached >= value + 1e-4 * share * gain:
                 break
             share /= 2
@@ -80,24 +83,25 @@ def _top(seen: CensoredLogs, *, theta: float, gamma: float) -> LogNormalFit | No
     return None
 
 
-def _log_likelihood(seen: CensoredLogs, theta: float, gamma: float) -> float:
-    of_ends = (
-        theta**2 * seen.squares - 2 * theta * gamma * seen.total + seen.ends * gamma**2
-    )  # the sum of (theta y - gamma)^2
-    total = seen.ends * math.log(theta) - of_ends / 2
-    for log, count in seen.longer_than:
+def _log_likelihood(sample: CensoredLogs, theta: float, gamma: float) -> float:
+    # The sum of (theta y - gamma)^2.
+    distances = (
+        theta**2 * sample.squares - 2 * theta * gamma * sample.total + sample.ended * gamma**2
+    )
+    total = sample.ended * math.log(theta) - distances / 2
+    for log, count in sample.longer_than:
         total += count * log_of_normal_cdf(gamma - theta * log)
     return total
 
 
 def _derivatives(
-    seen: CensoredLogs, theta: float, gamma: float
+    sample: CensoredLogs, theta: float, gamma: float
 ) -> tuple[tuple[float, float], Matrix]:
-    """The gradient in (theta, gamma), and the matrix of second derivatives with its sign turned."""
-    slope_theta = seen.ends / theta - theta * seen.squares + gamma * seen.total
-    slope_gamma = theta * seen.total - seen.ends * gamma
-    curve = [seen.ends / theta**2 + seen.squares, -seen.total, float(seen.ends)]
-    for log, count in seen.longer_than:
+    """Return the gradient in (theta, gamma) and the negative matrix of second derivatives."""
+    slope_theta = sample.ended / theta - theta * sample.squares + gamma * sample.total
+    slope_gamma = theta * sample.total - sample.ended * gamma
+    curve = [sample.ended / theta**2 + sample.squares, -sample.total, float(sample.ended)]
+    for log, count in sample.longer_than:
         z = theta * log - gamma
         hazard = _hazard(z)
         slope_theta -= count * hazard * log
@@ -110,7 +114,7 @@ def _derivatives(
 
 
 def _fit(theta: float, gamma: float, curve: Matrix) -> LogNormalFit:
-    """Mu = gamma / theta and sigma = 1 / theta, their errors by the delta method."""
+    """Return mu = gamma / theta and sigma = 1 / theta, with errors by the delta method."""
     inverse = _inverse(curve)
     to_mu = (-gamma / theta**2, 1 / theta)
     to_sigma = (-1 / theta**2, 0.0)
@@ -129,7 +133,7 @@ def _fit(theta: float, gamma: float, curve: Matrix) -> LogNormalFit:
 
 
 def _hazard(z: float) -> float:
-    """Density over what lies above."""
+    """Return the normal's density over its upper tail at z."""
     return math.exp(-z * z / 2 - log_of_normal_cdf(-z)) / _SQRT_TWO_PI
 
 

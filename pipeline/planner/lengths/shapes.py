@@ -1,7 +1,7 @@
-"""A distribution of written lengths, and what is asked of it.
+"""Distributions of output lengths: moments, survival, and the lengths of running requests.
 
-Everything comes from one closed form: the moments of a length cut at any point. Lengths are in
-tokens and end at the limit; a length at the limit is longer than none.
+Everything follows from one closed form: the moments of a length cut at any point. Lengths are in
+tokens and end at the limit: no length is longer than it.
 """
 
 import math
@@ -9,17 +9,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from random import Random
 
-_NUM_BINS = 400  # the last one holds the longest 0.25 %
+# The last bin has the longest 0.25 %.
+_NUM_BINS = 400
 _GRID = 600
 _TINY = 1e-12
-_FAR_OUT = 30.0  # standard deviations, where the normal's tail is its density over z
+# Standard deviations beyond which the normal's tail equals its density over z.
+_FAR_OUT = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalCut:
-    """Lengths whose logarithm is normal before the limit cuts them. Sigma 0: all are equal."""
+    """Lengths whose logarithm is normal before the cut. Sigma 0: all are equal."""
 
     mu: float
     sigma: float
@@ -28,7 +29,7 @@ class LogNormalCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledLengths:
-    """A sample in ascending bins of about equal counts, each held by its mean."""
+    """A sample in ascending bins of about equal counts, each represented by its mean."""
 
     bin_means: tuple[float, ...]
     weights: tuple[float, ...]
@@ -39,7 +40,7 @@ LengthShape = LogNormalCut | SampledLengths
 
 
 def binned(ascending: Sequence[float], limit_tokens: int) -> SampledLengths:
-    """A sorted sample, small enough to keep."""
+    """Return a sorted sample as bins."""
     count = min(_NUM_BINS, len(ascending))
     edges = [len(ascending) * index // count for index in range(count + 1)]
     spans = list(pairwise(edges))
@@ -54,23 +55,23 @@ def binned(ascending: Sequence[float], limit_tokens: int) -> SampledLengths:
 
 
 def moment(shape: LengthShape, power: int) -> float:
-    """The mean of the lengths raised to a power."""
+    """Return the mean of the lengths raised to a power."""
     return moment_cut_at(shape, power, shape.limit_tokens)
 
 
 def cv_of(shape: LengthShape) -> float:
-    """Standard deviation over mean."""
+    """Return standard deviation over mean."""
     mean = moment(shape, 1)
     return math.sqrt(max(moment(shape, 2) / mean**2 - 1, 0.0))
 
 
 def mean_cut_at(shape: LengthShape, tokens: float) -> float:
-    """The mean of what lies within the first so many tokens of each completion."""
+    """Return the mean of the lengths, each cut at `tokens`."""
     return moment_cut_at(shape, 1, tokens)
 
 
 def moment_cut_at(shape: LengthShape, power: int, cut: float) -> float:
-    """The mean of the power of the lengths, each cut at so many tokens (at most the limit)."""
+    """Return the mean of the lengths raised to a power, each cut at `cut` tokens or the limit."""
     cut = min(cut, shape.limit_tokens)
     if cut <= 0:
         return 0.0
@@ -87,12 +88,15 @@ def moment_cut_at(shape: LengthShape, power: int, cut: float) -> float:
 
 
 def normal_cdf(z: float) -> float:
-    """The part of a standard normal that lies below z."""
+    """Return the fraction of a standard normal below z.
+
+    `statistics.NormalDist.cdf` is 0 below z = -8.3; this is accurate in that tail too.
+    """
     return math.erfc(-z / math.sqrt(2)) / 2
 
 
 def log_of_normal_cdf(z: float) -> float:
-    """Its logarithm, which is there where the part itself is too small to be told from 0."""
+    """Return the logarithm of `normal_cdf`, accurate even where that underflows to 0."""
     if z > -_FAR_OUT:
         return math.log(normal_cdf(z))
     return -z * z / 2 - math.log(-z * math.sqrt(2 * math.pi))
@@ -102,7 +106,7 @@ def log_of_normal_cdf(z: float) -> float:
 
 
 def survival(shape: LengthShape, tokens: float) -> float:
-    """The fraction of completions that are longer than so many tokens."""
+    """Return the fraction of completions that are longer than `tokens`."""
     if tokens >= shape.limit_tokens:
         return 0.0
     if isinstance(shape, SampledLengths):
@@ -111,7 +115,7 @@ def survival(shape: LengthShape, tokens: float) -> float:
 
 
 def at_limit_fraction(shape: LengthShape) -> float:
-    """The fraction of completions that the limit ends."""
+    """Return the fraction of completions that the limit ends."""
     if isinstance(shape, SampledLengths):
         first = bisect_right(shape.bin_means, shape.limit_tokens - _TINY * shape.limit_tokens)
         return math.fsum(shape.weights[first:])
@@ -126,18 +130,11 @@ def _uncut_survival(shape: LogNormalCut, tokens: float) -> float:
     return normal_cdf((shape.mu - math.log(tokens)) / shape.sigma)
 
 
-def sampled_length(shape: LengthShape, random: Random) -> float:
-    """One length, drawn."""
-    if isinstance(shape, SampledLengths):
-        return random.choices(shape.bin_means, shape.weights)[0]
-    return min(math.exp(random.gauss(shape.mu, shape.sigma)), float(shape.limit_tokens))
-
-
-# --- requests that run -------------------------------------------------------------------------
+# --- running requests --------------------------------------------------------------------------
 
 
 def mean_remaining(shape: LengthShape, emitted_tokens: float) -> float:
-    """What one request is expected to write yet, having written so much."""
+    """Return the expected tokens left of a request that has generated `emitted_tokens`."""
     alive = survival(shape, emitted_tokens)
     if alive < _TINY:
         return 0.0
@@ -145,27 +142,27 @@ def mean_remaining(shape: LengthShape, emitted_tokens: float) -> float:
 
 
 def mean_emitted(shape: LengthShape) -> float:
-    """What a running request has written, at a random moment of a long run.
+    """Return the mean tokens so far of a running request, at a random moment of a long run.
 
-    A long completion runs longer and is seen more often: E[o^2] / 2 E[o]. What it has yet to
-    write has the same distribution, so this is the mean of that too.
+    A long completion runs longer and is observed more often: E[o^2] / 2 E[o]. The tokens left have
+    the same distribution, so this is their mean too.
     """
     return moment(shape, 2) / (2 * moment(shape, 1))
 
 
 def longest_remaining(shape: LengthShape, running_requests: float) -> float:
-    """What the last of so many running requests is expected to write yet, in a long run."""
+    """Return the expected tokens left of the longest of the running requests, in a long run."""
     mean = moment(shape, 1)
     return _longest(shape, running_requests, lambda r: 1 - mean_cut_at(shape, r) / mean)
 
 
 def longest_of(shape: LengthShape, completions: float) -> float:
-    """The expected length of the longest of so many completions."""
+    """Return the expected length of the longest of this many completions."""
     return _longest(shape, completions, lambda tokens: survival(shape, tokens))
 
 
 def _longest(shape: LengthShape, count: float, longer: Callable[[float], float]) -> float:
-    """The mean of the largest of `count` lengths, from the fraction that is longer than any."""
+    """Return the mean of the largest of `count` lengths, given the fraction above each length."""
     points = [shape.limit_tokens * (step / _GRID) ** 2 for step in range(_GRID + 1)]
     above = [1 - math.pow(1 - min(max(longer(point), 0.0), 1.0), count) for point in points]
     return sum(

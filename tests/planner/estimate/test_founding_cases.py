@@ -4,8 +4,8 @@ import pytest
 
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
-from pipeline.planner.lengths.contexts import mean_context_tokens
 from pipeline.planner.lengths.lengths import output_lengths
+from pipeline.planner.lengths.shapes import mean_emitted
 from pipeline.planner.memory.sizing import Sized, assess
 from pipeline.planner.rate.point import PointQuery, rate_at_point
 from pipeline.planner.rate.ranking import Load, RatedSearch, rated_search
@@ -100,7 +100,7 @@ def test_the_same_four_cards_finish_in_a_third_of_the_time() -> None:
 def test_mean_context_of_the_founding_job() -> None:
     # 512 + 2,529 x (1 + 1.44) / 2 = 3,597, but for the little that the limit cuts
     shape = output_lengths(MEAN_TOKENS, 1.2, 32_768, "founding").shape
-    assert mean_context_tokens(512, shape) == pytest.approx(3597, rel=0.01)
+    assert 512 + mean_emitted(shape) == pytest.approx(3597, rel=0.01)
 
 
 def test_seven_b200_are_well_under_two_days() -> None:

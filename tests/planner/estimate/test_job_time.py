@@ -21,9 +21,10 @@ from pipeline.planner.estimate.job_time import (
     whole_job,
 )
 from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
-from pipeline.planner.lengths.shapes import LengthShape, moment, sampled_length
+from pipeline.planner.lengths.shapes import LengthShape, moment
 from pipeline.planner.rate.errors import RateEvidence, RateGroup, Spread, rate_spreads
 from schemas.estimate import Band
+from tests.fakes.drawn_lengths import sampled_length
 
 ALWAYS = Band(p10=1, p50=1, p90=1)
 LENGTHS = output_lengths(2529, 1.2, 32_768, "bench", mean_relative_error=0.0)

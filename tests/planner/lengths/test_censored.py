@@ -11,7 +11,7 @@ from pipeline.planner.lengths.censored import length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
 from pipeline.planner.lengths.log_normal_fit import log_normal_fit
 from pipeline.planner.lengths.shapes import LogNormalCut, moment
-from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, watched
+from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
 from tests.scores.replay_lengths import MEAN_TOKENS, log_normal_draw, replayed, stream
 
 
@@ -51,7 +51,7 @@ def test_the_curve_by_hand() -> None:
     # of the 7: 0). Area: 1 x 1 + 2 x 0.9 + 1 x 0.7875 = 3.5875.
     # Variance by Greenwood: right of 1 lie 2.5875, right of 3 0.7875, right of 4 nothing:
     # 2.5875^2 / (10 x 9) + 0.7875^2 / (8 x 7) = 0.07439 + 0.01107 = 0.08546, root 0.2923.
-    found = curve_estimate(watched(Counter([1, 3, *[4] * 7]), Counter([2]), 100))
+    found = curve_estimate(observed_lengths(Counter([1, 3, *[4] * 7]), Counter([2]), 100))
     assert found is not None
     assert found.mean_tokens == pytest.approx(3.5875)
     assert found.mean_relative_error * found.mean_tokens == pytest.approx(0.2923, abs=1e-3)
@@ -81,7 +81,7 @@ def test_lengths_that_are_no_log_normal_are_left_to_the_curve() -> None:
     figures = replayed(draw, MEAN_TOKENS, 32_768, 80, 240, seeds=20)
     assert statistics.median(abs(figure.estimate - 1) for figure in figures) < 0.15
     seen = stream(draw, 80, 240, seed=1)
-    fit = watched(Counter(seen.finished), Counter(seen.running), 32_768).fit()
+    fit = observed_lengths(Counter(seen.finished), Counter(seen.running), 32_768).fit()
     assert fit is not None
     shape = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=32_768)
     assert moment(shape, 1) > 1.2 * MEAN_TOKENS

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from pipeline.errors import PlanError
 from pipeline.planner.lengths.contexts import (
-    mean_context_of_pairs,
-    mean_context_tokens,
     p99_of_summed_contexts,
     retraction_risk,
 )
@@ -30,11 +28,12 @@ from pipeline.planner.lengths.shapes import (
     cv_of,
     longest_of,
     longest_remaining,
+    mean_emitted,
     mean_remaining,
     moment,
-    sampled_length,
     survival,
 )
+from tests.fakes.drawn_lengths import sampled_length
 
 
 def drawn(shape: LengthShape, count: int, seed: int = 1) -> list[float]:
@@ -212,17 +211,8 @@ def test_a_sample_that_says_nothing_is_refused(lengths: list[int], said: str) ->
 def test_the_mean_context_is_length_biased() -> None:
     # (1 + 1.2^2) / 2 = 1.22 times the mean, not half of it
     shape = log_normal_cut(2500, 1.2, 32_768)
-    assert mean_context_tokens(0, shape) / 2500 == pytest.approx(1.22, abs=0.001)
-    assert mean_context_tokens(512, shape) == pytest.approx(512 + 3050, abs=1)
-    assert mean_context_tokens(512, log_normal_cut(2500, 0, 32_768)) == pytest.approx(512 + 1250)
-
-
-def test_prompts_that_belong_to_long_completions_weigh_more() -> None:
-    # E[p o] = (100 x 1,000 + 300 x 3,000) / 2 = 500,000, E[o] = 2,000, E[o^2] = 5,000,000:
-    # 250 + 1,250 = 1,500; apart from each other: 200 + 1,250.
-    assert mean_context_of_pairs([(100, 1000), (300, 3000)]) == 1500
-    with pytest.raises(PlanError, match="no completion token"):
-        mean_context_of_pairs([(100, 0)])
+    assert mean_emitted(shape) / 2500 == pytest.approx(1.22, abs=0.001)
+    assert mean_emitted(log_normal_cut(2500, 0, 32_768)) == pytest.approx(1250)
 
 
 def test_the_fullest_of_100_moments_is_that_of_drawn_batches() -> None:
@@ -238,12 +228,12 @@ def test_the_fullest_of_100_moments_is_that_of_drawn_batches() -> None:
     )
     stated = p99_of_summed_contexts(48, shape, 0)
     assert stated == pytest.approx(sums[int(0.99 * len(sums))], rel=0.03)
-    assert stated / (48 * mean_context_tokens(0, shape)) == pytest.approx(1.5, abs=0.02)
+    assert stated / (48 * mean_emitted(shape)) == pytest.approx(1.5, abs=0.02)
 
 
 def test_retraction_is_a_risk_where_the_pool_is_no_more_than_the_mean() -> None:
     shape = log_normal_cut(2500, 1.2, 32_768)
-    mean = 48 * mean_context_tokens(512, shape)
+    mean = 48 * (512 + mean_emitted(shape))
     assert retraction_risk(mean, 48, shape, 512)
     assert not retraction_risk(2 * mean, 48, shape, 512)
     equal = log_normal_cut(2500, 0, 32_768)
