@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,13 +18,16 @@ from tokenizers import Tokenizer, models
 
 from jobs.export import main
 from pipeline.dataset import export, export_buckets
+from pipeline.dataset.export_index import KEPT, ExportSource, Index, index_rows
+from pipeline.dataset.export_rows import form_of
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.parts import publish, stage_part
-from pipeline.dataset.run_record import list_in_manifest
+from pipeline.dataset.run_record import check_has_run, list_in_manifest, read_manifest
 from pipeline.run.session import prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
+from schemas.export import ExportOptions
 from schemas.manifest import EngineRun
 from schemas.prompt import Message
 
@@ -467,6 +471,55 @@ def test_folder_that_holds_something_else_is_refused(
     exported(run, tmp_path / "e")
     assert main([str(run.root), "--to", str(tmp_path / "e"), "--shuffle", "1"]) == 2
     assert "contains another export" in capsys.readouterr().err
+
+
+# -- buckets
+
+
+def test_size_of_a_row_is_estimated_from_kept_rows_alone(run: LocalFolder) -> None:
+    record = check_has_run(run)
+    parts = tuple(read_manifest(run).parts.values())
+    source = ExportSource(
+        folder=run, run=record, parts=parts, form=form_of(ExportOptions(), ["level"], None)
+    )
+    index = index_rows(source, ExportOptions())
+    kept_rows = next(source.batches(NUM_ROWS))[1]
+    # Only row 5 of the second part is kept.
+    index.reasons = array("B", [1] * NUM_ROWS)
+    index.reasons[parts[0].num_rows + 5] = KEPT
+    (second,) = source.batches_of(parts[1], NUM_ROWS)
+    assert export_buckets.estimated_row_bytes(source, index) == second.take([5]).nbytes
+    index.reasons = array("B", [1] * NUM_ROWS)
+    assert export_buckets.estimated_row_bytes(source, index) == 1
+    assert kept_rows.num_rows == parts[0].num_rows
+
+
+def test_buckets_are_runs_of_one_split() -> None:
+    index = Index(
+        ids=None, samples=None, reasons=array("B"), reason_names=[], split_of=array("B"),
+        split_starts=[0, 5, 7],
+    )  # fmt: skip
+    options = ExportOptions(splits=(("a", 0.7), ("b", 0.3)), file_bytes=250)
+    # 250 bytes are two rows of 100 bytes.
+    buckets = export_buckets.cut_buckets(index, options, 100)
+    ranks = [(one.number, one.split, one.first_rank, one.stop_rank) for one in buckets]
+    assert ranks == [(0, "a", 0, 2), (1, "a", 2, 4), (2, "a", 4, 5), (3, "b", 5, 7)]
+    # A row larger than a file has a bucket of its own.
+    assert len(export_buckets.cut_buckets(index, options, 1_000)) == 7
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_progress_is_logged_by_groups_of_buckets(
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported(run, tmp_path / "d")
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    scattered = [line for line in lines if line.startswith("event=scattered")]
+    total = int(scattered[0].rpartition("=")[2])
+    assert total > 3
+    steps = [*range(3, total, 3), total]
+    assert scattered == [f"event=scattered buckets={n} of={total}" for n in steps]
+    assert 'event=indexed rows=120 dropped={"looping": 1, "error_row": 1}' in lines
 
 
 # -- breaks

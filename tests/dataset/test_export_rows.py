@@ -1,5 +1,6 @@
 """Token rows as the vectorised path makes them are those that a plain loop makes."""
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -149,8 +150,20 @@ def test_sound_rows_of_many_lengths_are_those_of_a_plain_loop(
         for _ in range(50)
     ]
     rows = [[turn(one) for one in turns] for turns in drawn]
-    made, left_out = converted(form_of(TOKENS, ["level"], decode), rows)
+    decoded: list[list[int]] = []
+
+    def noting(lists: Sequence[Sequence[int]]) -> list[str]:
+        decoded.append([len(ids) for ids in lists])
+        return decode(lists)
+
+    made, left_out = converted(form_of(TOKENS, ["level"], noting), rows)
     assert not left_out
+    assert all(sum(lengths) <= 40 or len(lengths) == 1 for lengths in decoded)
+    # The next list would not have fitted, unless the run was the last of its pass.
+    too_small = [
+        first for first, second in itertools.pairwise(decoded) if sum(first) + second[0] <= 40
+    ]
+    assert len(too_small) <= 1
     assert (made.to_pylist(), left_out) == plain_token_rows(rows, is_decoded=True)
     assert made.schema.field("input_ids").type == pa.list_(pa.int32())
     assert made.schema.field("loss_mask").type == pa.list_(pa.int8())

@@ -172,6 +172,27 @@ def test_half_a_surrogate_pair_in_a_carried_column_is_written_as_a_question_mark
 # -- whole or absent
 
 
+def test_index_is_removed_before_the_rows(folder: LocalFolder) -> None:
+    """A process that dies in between leaves rows without an index, which are no set."""
+    frozen(folder, [prompt(0)])
+    removed: list[str] = []
+
+    class Watched(LocalFolder):
+        __slots__ = ()
+
+        def remove(self, name: str) -> None:
+            removed.append(name)
+            LocalFolder.remove(self, name)
+
+        def remove_folder(self, name: str) -> None:
+            assert not self.exists(INDEX)
+            removed.append(name)
+            LocalFolder.remove_folder(self, name)
+
+    remove_other_sets(Watched(folder.root), "another")
+    assert removed == [INDEX, f"{PROMPTS}/set"]
+
+
 def test_set_that_was_never_frozen_is_absent(folder: LocalFolder) -> None:
     assert frozen_prompts(folder, "set") is None
 

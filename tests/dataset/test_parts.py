@@ -178,6 +178,25 @@ def test_carried_value_of_another_type_names_its_column(completion: Build) -> No
         run_parts.completion_table([completion("a", carried={"level": "high"})], columns)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "error"),
+    [
+        (pa.int32(), "high", pa.ArrowInvalid),
+        (pa.list_(pa.int32()), 3, pa.ArrowTypeError),
+        (pa.int64(), 2**70, OverflowError),
+    ],
+)
+def test_whatever_arrow_raises_for_a_carried_value_names_the_column(
+    completion: Build, kind: pa.DataType, value: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        pa.array([value], kind)
+    with pytest.raises(ResumeError, match=r"prompts\.keep_columns: 'level' has values that are"):
+        run_parts.completion_table(
+            [completion("a", carried={"level": value})], pa.schema([("level", kind)])
+        )
+
+
 # -- one part
 
 

@@ -174,6 +174,125 @@ def test_numbered_list_of_one_item_is_a_loop() -> None:
     assert is_looping("\n".join(f"{n}. Eat well." for n in range(1, 60)), LoopingConfig())
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_refused"),
+    [
+        ("I'm sorry, but I cannot help with that.", True),
+        ("I cannot see the image, but the sum is seven.", False),
+        # The phrase ends within the first 200 characters, or after them.
+        ("x" * 175 + " I cannot help with it.", True),
+        ("x" * 190 + " I cannot help with it.", False),
+        ('She said: "I cannot help with that."', False),
+    ],
+)
+def test_refusal_is_found_at_the_head_of_the_answer(answer: str, is_refused: bool) -> None:
+    turn = replace(TURN, answer_text=answer)
+    assert ("refusal" in flags(turn, refusal={"enabled": True})) == is_refused
+
+
+QUESTION = "Please tell me how the tall old lighthouse on the northern cliff was built in winter"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_copied"),
+    [
+        (QUESTION, True),
+        (f"{QUESTION}?", True),
+        (f"{QUESTION} indeed", True),
+        # 13 of 16 words, which is 0.81, but the last six words are not those of the question.
+        (" ".join(QUESTION.split()[:13]), False),
+        # The same words in reverse have no sequence of four in common.
+        (" ".join(reversed(QUESTION.split())), False),
+        ("It was built by hand", False),
+    ],
+)
+def test_copy_has_the_beginning_and_the_end_of_the_question(answer: str, is_copied: bool) -> None:
+    assert ("copied_prompt" in flags(replace(TURN, answer_text=answer), QUESTION)) == is_copied
+
+
+def test_short_question_is_not_copied() -> None:
+    assert "copied_prompt" not in flags(
+        replace(TURN, answer_text="one two 3 four"), "one two 3 four"
+    )
+    five = "one two 3 four five"
+    assert "copied_prompt" in flags(replace(TURN, answer_text=five), five)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_wrong"),
+    [
+        # 80 characters are enough, 79 are not.
+        ("e" * 80, "f" * 80, True),
+        ("e" * 79, "f" * 80, False),
+        ("e" * 80, "f" * 79, False),
+        # A CJK character counts as three: 27 * 3 = 81, 26 * 3 = 78.
+        ("e" * 80, "\u65e5" * 27, True),
+        ("e" * 80, "\u65e5" * 26, False),
+        ("e" * 80, "e" * 80, False),
+        ("in french " + "e" * 80, "f" * 80, False),
+        # 60 letters and 60 digits are half letters; 59 and 61 are not.
+        ("e" * 80, "f" * 60 + "1" * 60, True),
+        ("e" * 80, "f" * 59 + "1" * 61, False),
+    ],
+)
+def test_language_differs_surely_in_enough_prose(
+    question: str, answer: str, is_wrong: bool
+) -> None:
+    quality = QualityConfig.model_validate({"wrong_language": {"enabled": True}})
+
+    def by_first_letter(text: str) -> tuple[str, float]:
+        return text[0], 0.95
+
+    def unsure(text: str) -> tuple[str, float]:
+        return text[0], 0.94
+
+    turn = replace(TURN, answer_text=answer)
+    for detector_, expected in ((by_first_letter, is_wrong), (unsure, False), (None, False)):
+        found = turn_flags(
+            turn, question=question, thinking=True, quality=quality, language_of=detector_
+        )
+        assert ("wrong_language" in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_short"),
+    [
+        ("What is it?", "...", True),
+        ("How many?", "42", False),
+        ("Write an essay on rain.", "Rain is wet.", True),
+        # 40 visible characters are enough.
+        ("Write an essay on rain.", "x" * 40, False),
+        ("Write an essay on rain.", "x" * 39, True),
+        ("Write a short essay on rain.", "x" * 39, False),
+        ("What is the capital of France?", "Sure!", True),
+        ("Ready to go?", "Sure!", False),
+        ("What is the capital of France?", "Here is the answer:", True),
+    ],
+)
+def test_answer_is_too_short_for_its_question(question: str, answer: str, is_short: bool) -> None:
+    assert ("too_short" in flags(replace(TURN, answer_text=answer), question)) == is_short
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "is_leaked"),
+    [
+        ("Okay, so the user wants a sum. I should compute it. It is 7.", "3 + 4?", True),
+        # One typical phrase only.
+        ("Okay, so that is 7.", "3 + 4?", False),
+        ('She wrote: "Okay, so the user wants a sum. Let me think." It is 7.', "3 + 4?", False),
+        ("It is 7.</think> Seven.", "3 + 4?", True),
+        ("The tag </think> ends it.", "What does </think> do?", False),
+        # Two phrases, but only one within the first 400 characters.
+        ("Okay, so it is 7. " + "x " * 220 + "Let me think about it again.", "3 + 4?", False),
+    ],
+)
+def test_thinking_in_the_answer_is_told_by_its_phrases(
+    answer: str, question: str, is_leaked: bool
+) -> None:
+    found = flags(replace(TURN, answer_text=answer), question)
+    assert ("thinking_leaked_into_answer" in found) == is_leaked
+
+
 # -- the next try
 
 

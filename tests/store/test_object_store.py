@@ -9,6 +9,7 @@ import pytest
 
 from jobs.export import main
 from pipeline.errors import ConfigError
+from pipeline.store import object_store
 from pipeline.store.object_store import open_store
 from schemas.completion import Completion
 from tests.dataset.test_export import exported, finished_run, kept
@@ -30,7 +31,7 @@ def test_export_to_an_object_store_is_the_one_to_a_folder(
     assert main([str(run.root), "--to", bucket]) == 0
     assert "event=nothing_to_do" in capsys.readouterr().err
     assert main([str(run.root), "--to", bucket, "--shuffle", "1"]) == 2
-    assert "holds another export" in capsys.readouterr().err
+    assert "contains another export" in capsys.readouterr().err
 
 
 def test_destination_whose_bucket_is_not_there_is_told_of_before_rows_are_read(
@@ -78,6 +79,50 @@ def test_url_of_no_store_is_refused_in_one_line(where: str) -> None:
     with pytest.raises(ConfigError, match="not a store that can be opened") as refused:
         open_store(where)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "opened"),
+    [
+        ("s3://b/x", "s3://b/x?allow_delayed_open=true"),
+        ("s3://b/x?region=y", "s3://b/x?region=y&allow_delayed_open=true"),
+        ("s3://b/x?allow_delayed_open=false", "s3://b/x?allow_delayed_open=false"),
+        ("gs://b/x", "gs://b/x"),
+    ],
+)
+def test_small_objects_go_up_in_one_request(where: str, opened: str) -> None:
+    assert object_store._with_one_request_uploads(where) == opened
+
+
+def test_refused_url_is_shown_without_its_options() -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_store("s3://?region=secret")
+    assert str(refused.value).startswith("s3://: not a store that can be opened")
+    assert "secret" not in str(refused.value)
+
+
+def test_request_is_retried_until_the_patience_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now_s[0] += seconds
+
+    class Away:
+        def __getattr__(self, name: str) -> object:
+            raise OSError("away")
+
+    monkeypatch.setattr(object_store, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(object_store, "sleep", sleep)
+    with pytest.raises(ConfigError, match="cannot be used: away"):
+        object_store.Store("s3://b/x", Away(), "b/x", 8.0).read("a")
+    # 0.5 + 1 + 2 + 4 = 7.5 s; the next pause of 8 s would exceed 8 s.
+    assert slept == [0.5, 1.0, 2.0, 4.0]
+    slept.clear()
+    with pytest.raises(ConfigError):
+        object_store.Store("s3://b/x", Away(), "b/x", 24.0).read("a")
+    # 15.5 s and another pause of 8 s are 23.5 s.
+    assert slept == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
 
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
