@@ -655,6 +655,7 @@ def test_drained_worker_leaves_and_its_flagged_rows_are_open_again(desk: MakeDes
     def bad_from_the_fourth(request: Request) -> Outcome:
         if request.row_id > "q009":
             # Others are on their way, so that nothing is flushed before its time.
+            at.book.orders = [Orders(drain_cause="empty_answer in 9 of 9 rows")]
             return Interruption(cause="HTTP 429", retry_after_s=60)
         return turn_with("", request) if request.row_id > "q003" else echo(request)
 
@@ -664,7 +665,6 @@ def test_drained_worker_leaves_and_its_flagged_rows_are_open_again(desk: MakeDes
         output={"folder": "unused", "flush_interval_s": 60},
         work={"shard_rows": 20},
     )
-    at.book.orders = [Orders(), Orders(), Orders(drain_cause="empty_answer in 9 of 9 rows")]
     with pytest.raises(EngineError, match="worker w0 was drained: empty_answer in 9 of 9 rows"):
         at.run()
     assert sorted(at.book.ids()) == ["q000", "q001", "q002", "q003"]
