@@ -146,7 +146,7 @@ def _absolute(path: str) -> str:
 def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     # Ray, datasets and openai take seconds to import; a mistake in the run file is told before.
     from pipeline.engines.served import check_engine
-    from pipeline.run.session import prepare
+    from pipeline.run.session import SessionOptions, prepare
     from pipeline.store import lock
     from pipeline.store.bucket import open_folder
 
@@ -164,11 +164,13 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         prepared = prepare(
             config,
             folder,
+            SessionOptions(
+                accept_drift=arguments.accept_drift,
+                accept_canary=arguments.accept_canary,
+                retry_errors=arguments.retry_errors,
+                retry_flags=_flags_to_retry(config) if arguments.retry_flagged else frozenset(),
+            ),
             token=holder.token,
-            accept_drift=arguments.accept_drift,
-            retry_errors=arguments.retry_errors,
-            retry_flags=_flags_to_retry(config) if arguments.retry_flagged else (),
-            accept_canary=arguments.accept_canary,
             now_s=time.time(),
             log=log,
         )
@@ -188,10 +190,10 @@ def _check_events(config: RunFile) -> None:
     webhook_of(config.events, log)
 
 
-def _flags_to_retry(config: RunFile) -> tuple[str, ...]:
+def _flags_to_retry(config: RunFile) -> frozenset[str]:
     from pipeline.quality.flags import FLAGS
 
-    return tuple(flag for flag in FLAGS if config.quality.flag(flag).policy != "keep")
+    return frozenset(flag for flag in FLAGS if config.quality.flag(flag).policy != "keep")
 
 
 def _check_folders_apart(config: RunFile) -> None:

@@ -2,44 +2,44 @@
 
 Invariant: it alone publishes, and only while its driver holds the output folder. It owns no rows:
 what it knows is rebuilt from the folder at every start. A worker that ends, dies or falls silent
-gives its leases up. It knows nothing of Ray, whose actor it is.
+loses its leases. This module knows nothing of Ray, whose actor the coordinator is.
 """
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from pipeline.dataset.frozen import FrozenPrompts, frozen_prompts
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
 from pipeline.live.log import LogKeeper
-from pipeline.quality.canary import broken_by_all, excesses, tally_of, turned_bad
+from pipeline.run.canary import CanaryGate, canary_event
+from pipeline.run.fleet import Fleet
 from pipeline.run.ledger import Ledger, hold_all_but_canary
 from pipeline.run.metrics import RunMetrics
+from pipeline.run.row_names import RowNames
 from pipeline.store import lock
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
-from pipeline.store.journal import RowName, append_death, read_deaths
+from pipeline.store.journal import append_death, read_deaths
 from pipeline.store.run_folder import LIVE_FILE
+from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.live import LiveSpan
-from schemas.manifest import CanaryEvent, EngineRun, FailedRow, Part
-from schemas.progress import CanaryState, LeaseReply, Orders, Progress, WorkerReport
-from schemas.session import SessionPlan, Tally
+from schemas.manifest import CanaryVerdict, EngineRun, FailedRow, Part
+from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
+from schemas.session import CanaryPlan, SessionPlan
 from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
-_LOOK_AT_ALL_S = 30.0
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
-def _deaf(
+def _waits_for_folder(
     method: Callable[Concatenate["Coordinator", Given], Answer],
 ) -> Callable[Concatenate["Coordinator", Given], Answer]:
-    """Of a method that waits for the folder: what it takes is no silence of the workers."""
+    """Exclude the time that a method waits for the folder from the workers' silence."""
 
     @wraps(method)
     def timed(self: "Coordinator", /, *given: Given.args, **named: Given.kwargs) -> Answer:
@@ -56,59 +56,56 @@ class Coordinator:
     """Hands out leases and publishes parts. One method runs at a time."""
 
     def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
-        work = plan.config.work
+        config, work = plan.config, plan.config.work
         self._plan = plan
         self._folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
-        states, canary = bytearray(row_states), plan.canary
-        self._canary: CanaryState = "none" if canary is None else "running"
-        self._canary_tally = canary.tally if canary is not None else Tally()
-        self._canary_rows = self._canary_tally.num_rows
-        if canary is not None:
-            seed = plan.config.sampling.seed
-            self._canary_rows += hold_all_but_canary(states, canary.rows_left, seed)
+        self._row_names = RowNames(
+            folder=self._folder,
+            frozen_name=plan.frozen_name,
+            samples_per_prompt=config.samples_per_prompt,
+        )
+        states = bytearray(row_states)
+        self._canary = _canary_gate(config, plan.canary, states)
         self._ledger = Ledger(
             row_states=states,
             shard_rows=work.shard_rows,
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
-            deaths=self._known_deaths(),
+            deaths=self._row_names.by_number(read_deaths(self._folder)),
+        )
+        self._fleet = Fleet(
+            min_engines=config.cluster.min_engines,
+            quality=config.quality,
+            accepted_shares=plan.accepted_shares,
         )
         self._metrics = RunMetrics(run_id=plan.run_id)
-        self._reports: dict[str, WorkerReport] = {}
-        self._with_spare_rows: set[str] = set()
-        self._asked_back: dict[str, int] = {}
-        self._listed_engines: set[tuple[str, int]] = set()
-        self._taken_for_dead: set[str] = set()
-        self._told_of_all: set[str] = set()
-        self._looked_at_all_s = 0.0
-        self._ready: set[str] = set()
-        self._has_begun = False
+        self._readings = LogKeeper.opened(self._folder, config, now_s=time())
         self._events: list[str] = []
         self._rows_error = plan.rows_error
         self._completion_tokens = 0
         self._last_publish_s: float | None = None
         self._live_written_s = 0.0
-        self._readings = LogKeeper.opened(self._folder, plan.config, now_s=time())
         self._days_left: Band | None = None
 
     # -- for workers
 
     def lease(self, worker_id: str) -> LeaseReply:
-        if worker_id in self._taken_for_dead or self._canary == "failed":
-            # It has yet to hear that its leases are lost; a new one would be dropped with them.
+        """Lease the next shard to a worker, or say that there is none for now, or ever."""
+        if self._fleet.is_declared_dead(worker_id) or self._canary.state == "failed":
+            # It has not heard that its leases are lost; a new one would be dropped with them.
             return LeaseReply(lease=None, is_over=False)
-        self._ready.add(worker_id)
-        if not self._are_enough:
+        self._fleet.note_ready(worker_id)
+        if self._fleet.engines_awaited:
             return LeaseReply(lease=None, is_over=False)
         lease = self._ledger.lease(worker_id, now_s=monotonic())
-        if lease is None and not self._ledger.is_over:
-            self._ask_back(worker_id)
-        is_canary = self._canary == "running"
-        return LeaseReply(lease=lease, is_over=self._ledger.is_over, is_canary=is_canary)
+        is_over = self._ledger.is_over
+        if lease is None and not is_over:
+            self._fleet.ask_rows_back(worker_id)
+        return LeaseReply(lease=lease, is_over=is_over, is_canary=self._canary.is_running)
 
-    @_deaf
+    @_waits_for_folder
     def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
-        """The rows that are stale: then nothing is published, and the rest is to come again."""
+        """Publish a staged part, unless rows are stale: then return these and publish nothing."""
         lock.check_held(self._folder, self._plan.token)
         if stale := self._ledger.stale_rows(rows):
             discard(self._folder, part)
@@ -119,95 +116,86 @@ class Coordinator:
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
-        if self._canary == "running":
-            self._canary_tally = tally_of([part], self._canary_tally)
+        self._canary.note_published(part)
         self._judge_canary()
         return set()
 
-    @_deaf
+    @_waits_for_folder
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        """List a row that used up its attempts, if its lease is current."""
         if self._ledger.set_aside(key, row):
             list_in_manifest(self._folder, failed)
             self._judge_canary()
 
     def give_back(self, key: LeaseKey, first_row: int) -> None:
+        """Open the rows of a lease from `first_row` on, which were not started."""
         self._ledger.give_back(key, first_row)
 
     def release(self, worker_id: str) -> None:
-        """The worker holds nothing: what the ledger still leases to it is open again."""
+        """Open every row that the ledger still leases to a worker that holds none."""
         self._ledger.worker_left(worker_id)
 
     def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
         self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
 
-    @_deaf
+    @_waits_for_folder
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
-        """Kept on disk too: a driver that dies meanwhile must not cost as many engines again."""
+        """Count a death on the rows that were in flight.
+
+        It is kept on disk: a driver that dies meanwhile must not cost as many engines again.
+        """
         if counted := self._ledger.engine_died(rows):
-            append_death(self._folder, self._row_names(counted), now_s=time())
+            append_death(self._folder, self._row_names.names_of(counted), now_s=time())
 
     def engine_lost(self, worker_id: str, cause: str) -> None:
-        self._give_up(self._ledger.worker_lost(worker_id), cause)
+        """Open the rows of a worker whose engine is gone."""
+        self._list_failed(self._ledger.worker_lost(worker_id), cause)
 
-    @_deaf
+    @_waits_for_folder
     def heartbeat(self, report: WorkerReport) -> Orders:
-        self._ledger.renew(report.worker_id, now_s=monotonic())
-        self._note_engine(report)
-        self._reports[report.worker_id] = report
-        has_spare_rows = report.state == "running" and report.not_started > 0
-        (self._with_spare_rows.add if has_spare_rows else self._with_spare_rows.discard)(
-            report.worker_id
-        )
-        if report.worker_id in self._taken_for_dead:
-            self._taken_for_dead.discard(report.worker_id)
+        """Take a worker's report and answer with what it is to do."""
+        worker_id = report.worker_id
+        self._ledger.renew(worker_id, now_s=monotonic())
+        if self._fleet.note_start(report):
+            list_in_manifest(self._folder, _engine_run(report, now_s=time()))
+        self._fleet.note_report(report)
+        if self._fleet.is_declared_dead(worker_id):
+            self._fleet.take_back_declaration(worker_id)
             return Orders(leases_are_lost=True)
-        quality, accepted = self._plan.config.quality, self._plan.accepted_shares
-        if cause := turned_bad(report.worker_id, self._reports, quality, accepted):
+        if cause := self._fleet.drain_cause(worker_id):
             self.log(
-                f"event=engine_drained worker={report.worker_id} engine={report.engine} "
-                f"cause={cause!r}"
+                f"event=engine_drained worker={worker_id} engine={report.engine} cause={cause!r}"
             )
             return Orders(drain_cause=cause)
-        return Orders(give_back_rows=self._asked_back.pop(report.worker_id, 0))
-
-    def _tell_what_all_break(self) -> None:
-        """Once a flag: rows go on, flagged, since no other engine would write better ones."""
-        if monotonic() - self._looked_at_all_s < _LOOK_AT_ALL_S:
-            return
-        self._looked_at_all_s = monotonic()
-        quality, accepted = self._plan.config.quality, self._plan.accepted_shares
-        for flag, share in broken_by_all(self._reports, quality, accepted).items():
-            if flag not in self._told_of_all:
-                self._told_of_all.add(flag)
-                self.log(f"event=every_engine_over_limit flag={flag} share={share:.0%}")
+        return Orders(give_back_rows=self._fleet.take_rows_to_give_back(worker_id))
 
     def log(self, line: str) -> None:
+        """Keep a line of a worker for the driver's log."""
         self._metrics.logged(line)
         self._events.append(line)
 
     # -- for the driver
 
     def worker_ended(self, worker_id: str, cause: str | None) -> None:
-        """A worker ended by itself (`cause` None) or died; what it held is open again."""
-        self._ready.discard(worker_id)
+        """Open the rows of a worker that ended by itself (`cause` None) or died."""
         if cause is None:
             self._ledger.worker_left(worker_id)
         else:
-            self._give_up(self._ledger.worker_lost(worker_id), cause)
-        self._reports.pop(worker_id, None)
-        self._with_spare_rows.discard(worker_id)
+            self._list_failed(self._ledger.worker_lost(worker_id), cause)
+        self._fleet.note_ended(worker_id)
 
-    @_deaf
+    @_waits_for_folder
     def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
-        """How far it is, and the log lines since the last poll."""
+        """Return the progress and the log lines since the last poll."""
         self._days_left = days_left
         if days_left is not None:
             self._readings.log.note_time_left(days_left, now_s=time())
-        self._tell_what_all_break()
+        for flag, share in self._fleet.take_flags_of_all(now_s=monotonic()).items():
+            self.log(f"event=every_engine_over_limit flag={flag} share={share:.0%}")
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
-            self._taken_for_dead.add(worker_id)
+            self._fleet.declare_dead(worker_id)
             self.log(f"event=worker_silent worker={worker_id}")
-            self._give_up(self._ledger.worker_lost(worker_id), "its worker fell silent")
+            self._list_failed(self._ledger.worker_lost(worker_id), "its worker fell silent")
         progress = self._progress("running")
         if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
             self._write_live(progress)
@@ -216,7 +204,7 @@ class Coordinator:
         return progress, events
 
     def close(self, state: Literal["done", "stopped", "failed"]) -> Progress:
-        """The final word in `live.json`."""
+        """Write the final state to `live.json` and the last readings."""
         progress = self._progress(state)
         self._write_live(progress)
         self._readings.write()
@@ -224,100 +212,28 @@ class Coordinator:
 
     # -- inside
 
-    def _known_deaths(self) -> dict[int, int]:
-        """Of earlier sessions, by this session's row numbers."""
-        deaths = read_deaths(self._folder)
-        if not deaths:
-            return {}
-        samples = self._plan.config.samples_per_prompt
-        numbers = dict(self._frozen().numbers_of({row_id for row_id, _ in deaths}))
-        return {
-            numbers[row_id] * samples + sample: count
-            for (row_id, sample), count in deaths.items()
-            if row_id in numbers and sample < samples
-        }
-
-    def _frozen(self) -> FrozenPrompts:
-        frozen = frozen_prompts(self._folder, self._plan.frozen_name)
-        assert frozen is not None
-        return frozen
-
-    def _row_names(self, rows: list[int]) -> list[RowName]:
-        samples, frozen = self._plan.config.samples_per_prompt, self._frozen()
-        return [(frozen.prompt(row // samples).row_id, row % samples) for row in rows]
-
-    @property
-    def _are_enough(self) -> bool:
-        """Whether `min_engines` were ready at one time: from then on rows are handed out."""
-        self._has_begun = self._has_begun or not self._engines_awaited
-        return self._has_begun
-
-    @property
-    def _engines_awaited(self) -> int:
-        if self._has_begun:
-            return 0
-        return max(0, self._plan.config.cluster.min_engines - len(self._ready))
-
     def _judge_canary(self) -> None:
         """End the canary as soon as its verdict is certain; once it has passed, open the rest."""
-        if self._canary != "running":
+        if not self._canary.is_running:
             return
-        is_complete = not self._ledger.has_open_rows
-        num_rows = self._canary_tally.num_rows if is_complete else self._canary_rows
-        found = excesses(self._canary_tally, self._plan.config, num_rows=num_rows)
-        if not found and not is_complete:
+        over = self._canary.close_if_certain(is_complete=not self._ledger.has_open_rows)
+        if over is None:
             return
-        self._canary = "failed" if found else "passed"
-        assert self._plan.canary is not None
-        event = CanaryEvent(
-            session_id=self._plan.session_id,
-            verdict=self._canary,
-            settings=self._plan.canary.settings,
-            shares={excess.name: excess.found for excess in found},
-            at_s=time(),
-        )
+        verdict: CanaryVerdict = "failed" if over else "passed"
+        plan = self._plan
+        assert plan.canary is not None
+        event = canary_event(verdict, over, plan.session_id, plan.canary.settings, now_s=time())
         list_in_manifest(self._folder, event)
-        self.log(f"event=canary_{self._canary} rows={self._canary_tally.num_rows}")
-        if not found:
+        self.log(f"event=canary_{verdict} rows={self._canary.tally.num_rows}")
+        if not over:
             self._ledger.open_held()
 
-    def _note_engine(self, report: WorkerReport) -> None:
-        """List an engine that came up, with what runs: once for each start."""
-        start = (report.worker_id, report.restarts)
-        if report.state not in ("idle", "running") or start in self._listed_engines:
-            return
-        self._listed_engines.add(start)
-        list_in_manifest(
-            self._folder,
-            EngineRun(
-                worker_id=report.worker_id,
-                engine=report.engine,
-                release=report.engine_release,
-                plan=report.plan,
-                max_running_requests=report.max_running_requests,
-                ready_at_s=time(),
-            ),
-        )
-
-    def _ask_back(self, hungry: str) -> None:
-        """An idle worker takes over half of the rows that the fullest one has not started.
-
-        A worker that was asked already is not asked again before it has answered.
-        """
-        spare = {
-            worker_id: self._reports[worker_id].not_started
-            for worker_id in self._with_spare_rows - self._asked_back.keys() - {hungry}
-        }
-        fullest = max(spare, key=lambda worker_id: spare[worker_id], default=None)
-        if fullest is not None:
-            self._asked_back[fullest] = math.ceil(spare[fullest] / 2)
-
-    def _give_up(self, rows: list[int], cause: str) -> None:
-        """List rows whose shard lost its worker too often."""
+    def _list_failed(self, rows: list[int], cause: str) -> None:
+        """List rows whose shard lost too many workers."""
         if not rows:
             return
         self._judge_canary()
-        for row_id, sample_index in self._row_names(rows):
+        for row_id, sample_index in self._row_names.names_of(rows):
             failed = FailedRow(
                 row_id=row_id,
                 sample_index=sample_index,
@@ -340,13 +256,37 @@ class Coordinator:
             completion_tokens=self._completion_tokens,
             last_publish_s=self._last_publish_s,
             leases_lost=counts.leases_lost,
-            workers=tuple(self._reports.values()),
-            engines_awaited=self._engines_awaited,
+            workers=tuple(self._fleet.reports.values()),
+            engines_awaited=self._fleet.engines_awaited,
             days_left=self._days_left,
-            canary=self._canary,
+            canary=self._canary.state,
         )
 
     def _write_live(self, progress: Progress) -> None:
         self._folder.write_whole(LIVE_FILE, progress.to_json().encode())
         self._metrics.tell(progress, now_s=time())
         self._live_written_s = monotonic()
+
+
+def _canary_gate(config: RunFile, plan: CanaryPlan | None, row_states: bytearray) -> CanaryGate:
+    """Hold all rows but those of a canary that is due."""
+    if plan is None:
+        return CanaryGate(config=config)
+    rows_drawn = hold_all_but_canary(row_states, plan.rows_left, config.sampling.seed)
+    return CanaryGate(
+        config=config,
+        state="running",
+        tally=plan.tally,
+        num_rows=plan.tally.num_rows + rows_drawn,
+    )
+
+
+def _engine_run(report: WorkerReport, *, now_s: float) -> EngineRun:
+    return EngineRun(
+        worker_id=report.worker_id,
+        engine=report.engine,
+        release=report.engine_release,
+        plan=report.plan,
+        max_running_requests=report.max_running_requests,
+        ready_at_s=now_s,
+    )

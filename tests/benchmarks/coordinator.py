@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from pipeline.dataset.frozen import freeze
 from pipeline.dataset.prompts import InputColumns, PromptStream, input_fingerprint
 from pipeline.run.coordinator import Coordinator
-from pipeline.run.session import Prepared, prepare
+from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from schemas.config import RunFile
@@ -150,9 +150,8 @@ def prepared_session(config: RunFile) -> Iterator[Prepared]:
     yield prepare(
         config,
         folder,
+        SessionOptions(),
         token=holder.token,
-        accept_drift=False,
-        retry_errors=False,
         now_s=time.time(),
         log=lambda line: None,
     )

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.parts import completion_table, publish, stage_table
-from pipeline.run.session import Prepared, prepare
+from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import RUN_FILE
 from schemas.completion import Completion, Turn
@@ -83,9 +83,8 @@ def write_run(folder: LocalFolder, num_rows: int, row_bytes: int) -> None:
     prepared = prepare(
         RunFile.model_validate(values),
         folder,
+        SessionOptions(),
         token="t",
-        accept_drift=False,
-        retry_errors=False,
         now_s=0.0,
         log=lambda line: None,
     )

@@ -23,7 +23,7 @@ from pipeline.dataset.export_rows import form_of
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import check_has_run, list_in_manifest, read_manifest
-from pipeline.run.session import prepare
+from pipeline.run.session import SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
@@ -67,9 +67,8 @@ def finished_run(
     prepared = prepare(
         RunFile.model_validate(values),
         folder,
+        SessionOptions(),
         token="t",
-        accept_drift=False,
-        retry_errors=False,
         now_s=1.0,
         log=lambda line: None,
     )

@@ -19,7 +19,7 @@ from pipeline.errors import ResumeError
 from pipeline.quality.canary import broken_by_all, chance_of_as_many, excesses, tally_of, turned_bad
 from pipeline.quality.diagnosis import Diagnosis, budgets_of, diagnosis
 from pipeline.run.ledger import DONE, HELD, PENDING, Ledger, hold_all_but_canary
-from pipeline.run.session import Prepared, prepare
+from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
 from schemas.completion import Completion
@@ -332,10 +332,8 @@ def started(folder: LocalFolder, *, accept: bool = False, **settings: object) ->
     return prepare(
         config(**(settings_of(folder) | settings)),
         folder,
+        SessionOptions(accept_drift=True, accept_canary=accept),
         token="t",
-        accept_drift=True,
-        retry_errors=False,
-        accept_canary=accept,
         now_s=1.0,
         log=lambda line: None,
     )
@@ -361,10 +359,8 @@ def asked_again(folder: LocalFolder, first: Prepared) -> Prepared:
     return prepare(
         first.plan.config,
         folder,
+        SessionOptions(retry_flags=frozenset({"looping"})),
         token="t",
-        accept_drift=False,
-        retry_errors=False,
-        retry_flags=("looping",),
         now_s=3.0,
         log=lambda line: None,
     )

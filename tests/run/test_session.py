@@ -12,7 +12,7 @@ from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import read_manifest, read_run
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.run.ledger import DONE, PENDING
-from pipeline.run.session import Prepared, prepare
+from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.config import RunFile
@@ -83,9 +83,8 @@ def prepared(
     return prepare(
         run_file(source, folder, settings),
         folder,
+        SessionOptions(accept_drift=accept_drift, retry_errors=retry_errors),
         token="t",
-        accept_drift=accept_drift,
-        retry_errors=retry_errors,
         now_s=100.0,
         log=log,
     )
