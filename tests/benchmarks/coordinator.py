@@ -93,6 +93,8 @@ def run_file(folder: Path) -> RunFile:
             "prompts": {"path": str(prompts), "column": "prompt", "id_column": "id"},
             "model": "m",
             "output": {"folder": str(folder / "out")},
+            # A canary would hold all other rows back until its own are published.
+            "quality": {"canary_rows": 0},
         }
     )
 
