@@ -1,55 +1,47 @@
-"""Regenerate the completions of a data set: prompts in, parquet out, resumed by the same command.
+"""Regenerate the completions of a data set: prompts in, parquet out; the same command resumes.
 
 usage: python -m jobs.regenerate RUN.yaml [--set key=value ...] [--dry-run]
 """
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from jobs import canary as canary_findings
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
-from jobs.terminal import Show, display, log
+from jobs.terminal import display, log
 from pipeline.errors import (
     ConfigError,
     CoordinatorLostError,
-    DriverLostError,
-    EngineError,
     PipelineError,
 )
 from pipeline.planner.estimate.figures import duration
 from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
-    from pipeline.live.eta import LiveEta
-    from pipeline.run.cluster import Cluster
+    from collections.abc import Iterable
+
+    from pipeline.run.driver import SessionEnd
+    from pipeline.run.dry_run import DryRun
     from pipeline.run.session import Prepared
     from pipeline.store.folder import Folder
-    from pipeline.store.lock import Holder
-    from schemas.manifest import Session
-    from schemas.progress import Progress, RunStatus
+    from schemas.manifest import Part
+    from schemas.progress import RunStatus
 
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
 _EXAMPLE_CHARACTERS = 240
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_WORSE_THAN_LIMITS = "the first rows are worse than the limits"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 the user can fix it, 3 error or failed rows, or a bad canary."""
+    """Run the command. Exit status: 0 done, 2 the user can fix it, 3 error rows or a bad canary."""
     arguments = _parser().parse_args(argv)
     try:
         config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
@@ -80,37 +72,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="read and check everything, count rows and prompt tokens, start nothing",
+        help="check everything, count rows and prompt tokens, start nothing",
     )
     parser.add_argument(
         "--accept-drift",
         action="store_true",
-        help="go on although settings that alter rows, or the input, have changed",
+        help="continue although settings that change rows, or the input, have changed",
     )
-    parser.add_argument(
-        "--retry-errors", action="store_true", help="ask again for rows that ended as error rows"
-    )
+    parser.add_argument("--retry-errors", action="store_true", help="generate error rows again")
     parser.add_argument(
         "--accept-errors",
         action="store_true",
-        help="exit with 0 when every row is done, even if some ended as error rows",
+        help="exit with 0 when every row is done, even if some are error rows",
     )
     parser.add_argument(
         "--retry-flagged",
         action="store_true",
-        help="ask again for rows with a quality flag whose policy is not to keep them",
+        help="generate rows again whose quality flags have another policy than keep",
     )
     parser.add_argument(
         "--accept-canary",
         action="store_true",
-        help="go on whatever the first rows look like; limits apply from there",
+        help="continue with the shares that the first rows have; limits apply from there",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
 
 
 def _with_absolute_paths(config: RunFile) -> RunFile:
-    """Workers run elsewhere, so that a relative path would mean another file to them."""
+    """Make paths absolute: workers run elsewhere, where a relative path is another file."""
     engine = config.engine
     changes: dict[str, object] = {
         "prompts": config.prompts.model_copy(update={"path": _absolute(config.prompts.path)}),
@@ -133,7 +123,7 @@ def _absolute_folder(config: RunFile) -> str:
 
 
 def _absolute(path: str) -> str:
-    """A path that is there, or that cannot be a hub name, made absolute."""
+    """Make a path absolute that exists, or that cannot be the name of a data set on the hub."""
     if is_url(path):
         return path
     looks_local = Path(path).suffix in (".parquet", ".pq", ".jsonl", ".ndjson", ".json")
@@ -144,9 +134,10 @@ def _absolute(path: str) -> str:
 
 
 def _run(config: RunFile, arguments: argparse.Namespace) -> int:
-    # Ray, datasets and openai take seconds to import; a mistake in the run file is told before.
+    # Ray, datasets and openai need seconds to import; mistakes in the run file are reported before.
     from pipeline.engines.served import check_engine
     from pipeline.run.session import SessionOptions, prepare
+    from pipeline.run.signals import exit_on_signals
     from pipeline.store import lock
     from pipeline.store.bucket import open_folder
 
@@ -154,13 +145,13 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
     _check_quality(config)
     _check_events(config)
     _check_folders_apart(config)
-    _exit_on_signals()
+    exit_on_signals(log)
     folder = open_folder(config.output.folder)
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
-        log("event=warning output.folder is relative, so it lies in the job's own copy of the code")
+        log("event=warning output.folder is relative, so it is inside the job's copy of the code")
     holder = lock.this_process()
-    with _holding(folder, holder) as lost:
+    with lock.holding(folder, holder, sleep=time.sleep, log=log) as is_lost:
         prepared = prepare(
             config,
             folder,
@@ -174,7 +165,14 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
             now_s=time.time(),
             log=log,
         )
-        return _generate(folder, prepared, lost, arguments)
+        from pipeline.run.driver import drive
+
+        end = drive(folder, prepared, is_lost, display, log)
+        if end.kind == "canary_failed":
+            return _print_canary(folder, prepared, as_json=arguments.json)
+        if end.kind == "stopped":
+            return 128 + end.signal
+        return _print_summary(folder, end, arguments)
 
 
 def _check_quality(config: RunFile) -> None:
@@ -197,7 +195,7 @@ def _flags_to_retry(config: RunFile) -> frozenset[str]:
 
 
 def _check_folders_apart(config: RunFile) -> None:
-    """A folder of prompts that holds the output would grow by it."""
+    """Raises ConfigError for an output inside the folder of prompts, which would grow by it."""
     prompts, output = config.prompts.path.partition("?")[0], config.output.folder.partition("?")[0]
     if is_url(prompts):
         is_within = f"{output.rstrip('/')}/".startswith(f"{prompts.rstrip('/')}/")
@@ -206,8 +204,8 @@ def _check_folders_apart(config: RunFile) -> None:
         is_within = path.is_dir() and Path(output).is_relative_to(path)
     if is_within:
         raise ConfigError(
-            f"output.folder: {output} lies inside prompts.path {prompts}, whose files are all "
-            f"read; use a folder beside it"
+            f"output.folder: {output} is inside prompts.path {prompts}, whose files are all "
+            f"read; use a folder next to it"
         )
 
 
@@ -220,135 +218,8 @@ def _make_folder(folder: "Folder") -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def _holding(folder: "Folder", holder: "Holder") -> Iterator[Callable[[], bool]]:
-    """Take the lock, raise its beat in the background, and remove it at the end.
-
-    Yields whether the folder was taken over.
-    """
-    from pipeline.store import lock
-
-    stop, lost = threading.Event(), threading.Event()
-
-    def beat_until_stopped() -> None:
-        current = holder
-        while not stop.wait(lock.BEAT_INTERVAL_S):
-            try:
-                current = lock.beat(folder, current)
-            except DriverLostError:
-                lost.set()
-                return
-            except (OSError, ConfigError) as error:
-                # The folder may come back; if it does not, the next publication says so.
-                log(f"event=warning the driver's lock cannot be written: {error}")
-
-    thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
-    may_be_ours = True
-    try:
-        try:
-            # In here, since a signal may come as soon as the lock stands.
-            lock.acquire(folder, holder, time.sleep)
-        except PipelineError:
-            may_be_ours = False
-            raise
-        thread.start()
-        yield lost.is_set
-    finally:
-        stop.set()
-        if thread.ident is not None:
-            thread.join()
-        try:
-            if may_be_ours:
-                lock.release(folder, holder)
-        except (OSError, ConfigError) as error:
-            # What ended the run is what is to be told; the lock of a process that is gone is taken.
-            log(f"event=warning the driver's lock cannot be removed: {error}")
-
-
-def _generate(
-    folder: "Folder",
-    prepared: "Prepared",
-    lost: Callable[[], bool],
-    arguments: argparse.Namespace,
-) -> int:
-    from pipeline.live.eta import LiveEta
-    from pipeline.report.observer import Observer
-    from pipeline.report.webhook import webhook_of
-    from pipeline.run.cluster import open_cluster
-
-    session, started_s = prepared.session, time.monotonic()
-    log(
-        f"event=session rows={session.rows_total} done={session.rows_done} "
-        f"folder={prepared.plan.root}"
-    )
-    observer = Observer(
-        folder=folder,
-        run_id=prepared.plan.run_id,
-        clock=time.time,
-        log=log,
-        webhook=webhook_of(prepared.plan.config.events, log),
-        rows=(session.rows_done, session.rows_total),
-    )
-    if prepared.excesses:
-        observer.note_events([f"event=canary_failed rows={_num_canary_rows(folder)}"])
-        observer.finish("failed", _WORSE_THAN_LIMITS)
-        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
-    if session.rows_done == session.rows_total:
-        log("event=nothing_to_do every row of the input is published")
-        observer.finish_without_work()
-        return _finish(folder, session, arguments, wall_s=0.0, causes=[])
-    eta = LiveEta(
-        folder=folder,
-        config=prepared.plan.config,
-        today=datetime.now(UTC).date(),
-    )
-    watching = observer.watching(prepared.plan.config)
-    held = open_cluster(prepared.plan, bytes(prepared.row_states))
-    with watching, held as cluster, eta.working():
-        caught = _caught_signals()
-        cluster.hire_all()
-        with display(session.rows_total, session.rows_done) as show:
-            ending = _watch(cluster, caught, lost, _both(show, observer.see), eta)
-        if ending in ("stopped", "bad_canary") or folder.is_remote:
-            cluster.drain(prepared.plan.config.cluster.drain_timeout_s)
-        final = cluster.close("stopped" if ending == "bad_canary" else ending)
-        if ending == "bad_canary":
-            observer.finish("failed", _WORSE_THAN_LIMITS)
-        else:
-            causes = dict.fromkeys(cluster.causes) if ending == "failed" else ()
-            observer.finish(ending, "; ".join(causes))
-    if ending == "bad_canary":
-        return _stopped_by_canary(folder, prepared, as_json=arguments.json)
-    if ending == "stopped":
-        known = final or cluster.progress
-        rows_done = known.rows_done if known else session.rows_done
-        name = signal.Signals(caught[0]).name
-        log(f"event=stopped by={name} rows_done={rows_done} rows_total={session.rows_total}")
-        published = "every finished row is published"
-        if final is None:
-            published = "the coordinator did not answer: rows finished since then may be lost"
-        log(f"{published}; the same command resumes")
-        return 128 + caught[0]
-    wall_s = time.monotonic() - started_s
-    return _finish(folder, session, arguments, wall_s=wall_s, causes=cluster.causes)
-
-
-def _both(first: Show, second: Show) -> Show:
-    def show(progress: "Progress", events: list[str]) -> None:
-        first(progress, events)
-        second(progress, events)
-
-    return show
-
-
-def _num_canary_rows(folder: "Folder") -> int:
-    from pipeline.dataset.run_record import read_manifest
-
-    return sum(part.num_rows for part in read_manifest(folder).canary_parts)
-
-
-def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
-    """Print what the canary found; the rows that it wrote stay."""
+def _print_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
+    """Print what the canary found. Its rows stay published."""
     found = canary_findings.findings(folder, prepared.plan.config, prepared.excesses)
     if as_json:
         print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
@@ -357,99 +228,43 @@ def _stopped_by_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool)
     return WITH_ERRORS
 
 
-def _watch(
-    cluster: "Cluster",
-    caught: list[int],
-    lost: Callable[[], bool],
-    show: Callable[["Progress", list[str]], None],
-    eta: "LiveEta",
-) -> Literal["done", "stopped", "failed", "bad_canary"]:
-    """Follow the run to its end. Raises DriverLostError, and EngineError when none ever ran."""
-    ever_ran = False
-    while True:
-        progress, events = cluster.poll(eta.days_left)
-        eta.follow(progress)
-        show(progress, [*events, *eta.take_events()])
-        ever_ran = ever_ran or any(w.state in ("running", "idle") for w in progress.workers)
-        if progress.canary == "failed":
-            return "bad_canary"
-        if progress.rows_done + progress.rows_failed == progress.rows_total:
-            return "done"
-        if caught:
-            return "stopped"
-        if lost():
-            raise DriverLostError("another driver has taken the output folder over; stopped")
-        if cluster.is_deserted and not ever_ran and not progress.completion_tokens:
-            raise EngineError("\n".join(f"no engine came up: {c}" for c in set(cluster.causes)))
-        if cluster.is_deserted:
-            return "failed"
-
-
-def _exit_on_signals() -> None:
-    """Until engines run there is nothing to drain: leave at once, and give the folder free."""
-
-    def leave(received: int, _: object) -> None:
-        log(f"event=stopped by={signal.Signals(received).name}; nothing was started")
-        raise SystemExit(128 + received)
-
-    for number in _STOP_SIGNALS:
-        signal.signal(number, leave)
-
-
-def _caught_signals() -> list[int]:
-    """Signals caught from here on, in order; Ray has its own handlers until then."""
-    caught: list[int] = []
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda received, _: caught.append(received))
-    return caught
-
-
 # -- what people see
 
 
-def _finish(
-    folder: "Folder",
-    session: "Session",
-    arguments: argparse.Namespace,
-    *,
-    wall_s: float,
-    causes: list[str],
-) -> int:
-    """Print the summary on stdout; the exit status tells whether every row has its completion."""
+def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Namespace) -> int:
+    """Print the summary on stdout. Return 0 when every row has its completion."""
     from pipeline.dataset.parts import example_completion
     from pipeline.dataset.run_record import read_manifest
     from pipeline.report.status import run_status
 
-    status = run_status(folder, now_s=time.time())
-    generated = sum(part.completion_tokens for part in read_manifest(folder).session_parts)
-    tokens_per_s = generated / wall_s if wall_s else None
+    status, manifest = run_status(folder, now_s=time.time()), read_manifest(folder)
+    generated = sum(part.completion_tokens for part in manifest.session_parts)
+    tokens_per_s = generated / end.wall_s if end.wall_s else None
     example = example_completion(folder)
-    flags = flag_counts(folder)
+    flags = _flag_counts(manifest.parts.values())
     unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
-        values = {**status_as_json(status), "wall_s": wall_s, "tokens_per_s": tokens_per_s}
-        values |= {"data": folder.place("data"), "causes": causes, "example": example}
+        values = {**status_as_json(status), "wall_s": end.wall_s, "tokens_per_s": tokens_per_s}
+        values |= {"data": folder.place("data"), "causes": end.causes, "example": example}
         values |= {"flags": flags}
         print(json.dumps(values, indent=1, default=str))
     else:
-        print(_summary(status, wall_s, tokens_per_s, folder.place("data")))
+        print(_summary(status, end.wall_s, tokens_per_s, folder.place("data")))
         if flags:
             print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
         print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
         if unfinished:
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
-            print(*(f"cause      {cause}" for cause in dict.fromkeys(causes)), sep="\n")
+            print(*(f"cause      {cause}" for cause in dict.fromkeys(end.causes)), sep="\n")
         print(_example_text(example))
     has_errors = status.rows_error and not arguments.accept_errors
     return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
 
 
-def flag_counts(folder: "Folder") -> dict[str, int]:
-    """Quality flag → published rows that bear it, most frequent first."""
-    from pipeline.dataset.run_record import read_manifest
-
+def _flag_counts(parts: "Iterable[Part]") -> dict[str, int]:
+    """Count published rows by quality flag, most frequent first."""
     counts: Counter[str] = Counter()
-    for part in read_manifest(folder).parts.values():
+    for part in parts:
         counts.update(dict(part.flag_counts))
     return dict(counts.most_common())
 
@@ -495,24 +310,30 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
     _check_events(config)
     folder = open_folder(config.output.folder)
     if folder.is_remote:
-        # Of a store it is only looked up whether there is such a bucket.
+        # This only checks that the bucket exists.
         _make_folder(folder)
-    found = dry_run(config, folder)
-    if as_json:
-        print(json.dumps(asdict(found), indent=1))
-        return DONE
-    print(f"prompts    {config.prompts.path}: column {found.column!r}, read as {found.shape}")
-    print(f"rows       {found.rows_total:,} to generate, {found.rows_done:,} of them done")
-    print(f"turns      {found.turns:,} assistant turns")
-    print(f"tokens     {found.prompt_tokens:,} in prompts ({found.token_method})")
-    if found.prompts_without_room:
-        print(
-            f"no room    {found.prompts_without_room:,} prompts and sampling.max_tokens are more "
-            f"than the context of {found.context_tokens:,}: an engine refuses them"
-        )
-    for kind, (count, example) in found.problems.items():
-        print(f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}")
+    counts = dry_run(config, folder)
+    print(json.dumps(asdict(counts), indent=1) if as_json else _dry_run_text(config, counts))
     return DONE
+
+
+def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
+    lines = [
+        f"prompts    {config.prompts.path}: column {counts.column!r}, read as {counts.shape}",
+        f"rows       {counts.rows_total:,} to generate, {counts.rows_done:,} of them done",
+        f"turns      {counts.turns:,} assistant turns",
+        f"tokens     {counts.prompt_tokens:,} in prompts ({counts.token_method})",
+    ]
+    if counts.prompts_without_room:
+        lines.append(
+            f"no room    {counts.prompts_without_room:,} prompts and sampling.max_tokens are more "
+            f"than the context of {counts.context_tokens:,}: an engine refuses them"
+        )
+    lines += [
+        f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}"
+        for kind, (count, example) in counts.problems.items()
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

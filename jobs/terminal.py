@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.run.driver import Show
     from pipeline.store.folder import Folder
     from schemas.progress import Progress
 
 RUN_FOLDER = "the run's output.folder: a path, or s3://bucket/path"
-
-Show = Callable[["Progress", list[str]], None]
 
 _PLAIN_PROGRESS_S = 10.0
 _RATE_WINDOW_S = 60.0
@@ -31,7 +31,7 @@ def log(line: str) -> None:
 
 
 @contextmanager
-def display(rows_total: int, rows_done: int) -> Iterator[Show]:
+def display(rows_total: int, rows_done: int) -> "Iterator[Show]":
     """A bar that counts published rows on a terminal, a plain line now and then elsewhere."""
     rates: deque[tuple[float, int]] = deque()
     if not sys.stderr.isatty():

@@ -8,15 +8,17 @@ is looked up, so a dead holder is replaced at once. From another machine the bea
 watcher's own clock, until it has not changed for `STALE_AFTER_S`.
 """
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeline.errors import DriverLostError, ResumeError
+from pipeline.errors import ConfigError, DriverLostError, PipelineError, ResumeError
 from pipeline.store.folder import CLAIMS, Folder
 from pipeline.store.run_folder import LOCK_FILE
 
@@ -91,6 +93,55 @@ def release(folder: Folder, holder: Holder) -> None:
     current = _holder(folder)
     if current is not None and current.token == holder.token:
         folder.remove(LOCK_FILE)
+
+
+@contextlib.contextmanager
+def holding(
+    folder: Folder,
+    holder: Holder,
+    *,
+    sleep: Callable[[float], None],
+    log: Callable[[str], None],
+) -> Iterator[Callable[[], bool]]:
+    """Hold the lock for the length of a block, and beat in the background.
+
+    Yields a function that returns whether the folder was taken over.
+    """
+    stop, lost = threading.Event(), threading.Event()
+
+    def beat_until_stopped() -> None:
+        current = holder
+        while not stop.wait(BEAT_INTERVAL_S):
+            try:
+                current = beat(folder, current)
+            except DriverLostError:
+                lost.set()
+                return
+            except (OSError, ConfigError) as error:
+                # The folder may come back; if it does not, the next publication says so.
+                log(f"event=warning the driver's lock cannot be written: {error}")
+
+    thread = threading.Thread(target=beat_until_stopped, name="driver-lock", daemon=True)
+    may_be_ours = True
+    try:
+        try:
+            # Inside the outer block: a signal may come as soon as the lock is written.
+            acquire(folder, holder, sleep)
+        except PipelineError:
+            may_be_ours = False
+            raise
+        thread.start()
+        yield lost.is_set
+    finally:
+        stop.set()
+        if thread.ident is not None:
+            thread.join()
+        try:
+            if may_be_ours:
+                release(folder, holder)
+        except (OSError, ConfigError) as error:
+            # It must not hide what ended the run; the next driver replaces a dead holder.
+            log(f"event=warning the driver's lock cannot be removed: {error}")
 
 
 def is_driven(folder: Folder) -> bool | None:

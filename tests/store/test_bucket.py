@@ -291,14 +291,13 @@ def test_second_driver_is_refused_while_the_first_lives(memory: Callable[..., St
 
 
 def test_lock_that_cannot_be_given_back_hides_no_error(
-    memory: Callable[..., StoreFolder],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.store.object_store.sleep", lambda _: None)
     store, holder = memory()._store, lock.this_process()
     flaky = Flaky(store._filesystem, 0)
-    holding = regenerate._holding(StoreFolder(Store(store.where, flaky, store._root)), holder)
+    folder, lines = StoreFolder(Store(store.where, flaky, store._root)), list[str]()
+    holding = lock.holding(folder, holder, sleep=lambda _: None, log=lines.append)
 
     def run() -> None:
         with holding:
@@ -307,7 +306,8 @@ def test_lock_that_cannot_be_given_back_hides_no_error(
 
     with pytest.raises(CoordinatorLostError, match="gone"):
         run()
-    assert "event=warning the driver's lock cannot be removed: memory://" in capsys.readouterr().err
+    assert len(lines) == 1
+    assert lines[0].startswith("event=warning the driver's lock cannot be removed: memory://")
 
 
 def test_signal_that_comes_as_soon_as_the_lock_stands_leaves_none(
@@ -322,7 +322,7 @@ def test_signal_that_comes_as_soon_as_the_lock_stands_leaves_none(
     monkeypatch.setattr(lock, "acquire", interrupted)
     with (
         pytest.raises(SystemExit),
-        regenerate._holding(folder, lock.this_process()),
+        lock.holding(folder, lock.this_process(), sleep=lambda _: None, log=lambda _: None),
     ):
         raise AssertionError("not reached")
     assert not folder.exists(LOCK_FILE)

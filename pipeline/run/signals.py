@@ -1,0 +1,25 @@
+"""Signals that stop a driver: exit before engines run, be noted while they do."""
+
+import signal
+from collections.abc import Callable
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def exit_on_signals(log: Callable[[str], None]) -> None:
+    """Exit at once and release the folder: until engines run there is nothing to drain."""
+
+    def leave(number: int, _: object) -> None:
+        log(f"event=stopped by={signal.Signals(number).name}; nothing was started")
+        raise SystemExit(128 + number)
+
+    for number in _STOP_SIGNALS:
+        signal.signal(number, leave)
+
+
+def catch_signals() -> list[int]:
+    """Return the list of signals that arrive from here on; Ray has its own handlers until then."""
+    caught: list[int] = []
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda received, _: caught.append(received))
+    return caught

@@ -1,0 +1,182 @@
+"""The driver without Ray: how a session ends, and what stops it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DriverLostError, EngineError
+from pipeline.live.eta import LiveEta
+from pipeline.run.driver import follow
+from pipeline.run.signals import catch_signals, exit_on_signals
+from pipeline.store.folder import LocalFolder
+from schemas.config import RunFile
+from schemas.estimate import Band
+from schemas.progress import Progress, WorkerReport, WorkerState
+
+BEGUN = Progress(
+    session_id="s",
+    updated_at_s=0.0,
+    state="running",
+    rows_total=10,
+    rows_done=0,
+    rows_failed=0,
+    rows_error=0,
+    completion_tokens=0,
+    last_publish_s=None,
+    leases_lost=0,
+    workers=(),
+)
+
+
+def worker(state: WorkerState) -> WorkerReport:
+    return WorkerReport(
+        worker_id="w0",
+        state=state,
+        engine="fake",
+        engine_release=None,
+        in_flight=0,
+        not_started=0,
+        backing_off=0,
+        unflushed=0,
+        requests=0,
+        interruptions=0,
+        restarts=0,
+        completion_tokens=0,
+        last_cause=None,
+    )
+
+
+@dataclass(slots=True)
+class ScriptedCluster:
+    """Reports one progress after another, and is deserted from `deserted_from` polls on."""
+
+    script: list[Progress]
+    deserted_from: int = 99
+    causes: list[str] = field(default_factory=list)
+    polls: int = 0
+    days_left: list[Band | None] = field(default_factory=list)
+
+    @property
+    def is_deserted(self) -> bool:
+        return self.polls >= self.deserted_from
+
+    def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]:
+        self.days_left.append(days_left)
+        progress = self.script[min(self.polls, len(self.script) - 1)]
+        self.polls += 1
+        return progress, [f"event=poll number={self.polls}"]
+
+
+@pytest.fixture
+def eta(tmp_path: Path) -> LiveEta:
+    config = RunFile.model_validate(
+        {"prompts": {"path": "x"}, "model": "m", "output": {"folder": str(tmp_path)}}
+    )
+    return LiveEta(folder=LocalFolder(tmp_path), config=config, today=date(2026, 12, 1))
+
+
+def never() -> bool:
+    return False
+
+
+def ignore(progress: Progress, events: list[str]) -> None:
+    """Show nothing."""
+
+
+def test_run_is_done_when_every_row_is_done_or_failed(eta: LiveEta) -> None:
+    left = Band(p10=1.0, p50=2.0, p90=3.0)
+    eta.days_left = left
+    almost = replace(BEGUN, rows_done=7, rows_failed=2)
+    cluster = ScriptedCluster([BEGUN, almost, replace(almost, rows_done=8)])
+    shown: list[tuple[int, list[str]]] = []
+    ending = follow(
+        cluster,
+        [],
+        never,
+        lambda progress, events: shown.append((progress.rows_done, events)),
+        eta,
+    )
+    assert ending == "done"
+    assert shown == [(rows, [f"event=poll number={n}"]) for n, rows in ((1, 0), (2, 7), (3, 8))]
+    assert cluster.days_left == [left] * 3
+
+
+def test_run_that_is_done_is_not_stopped_by_a_late_signal(eta: LiveEta) -> None:
+    done = replace(BEGUN, rows_done=10)
+    assert follow(ScriptedCluster([done]), [signal.SIGTERM], never, ignore, eta) == "done"
+
+
+def test_signal_stops_the_run(eta: LiveEta) -> None:
+    cluster = ScriptedCluster([BEGUN])
+    assert follow(cluster, [signal.SIGTERM], never, ignore, eta) == "stopped"
+    assert cluster.polls == 1
+
+
+def test_failed_canary_ends_the_run_even_with_every_row_done(eta: LiveEta) -> None:
+    bad = replace(BEGUN, rows_done=10, canary="failed")
+    assert follow(ScriptedCluster([bad]), [], never, ignore, eta) == "canary_failed"
+
+
+def test_driver_that_lost_the_folder_stops(eta: LiveEta) -> None:
+    with pytest.raises(DriverLostError, match="taken the output folder over"):
+        follow(ScriptedCluster([BEGUN]), [], lambda: True, ignore, eta)
+
+
+def test_run_without_any_engine_ever_is_an_error_with_each_cause_once(eta: LiveEta) -> None:
+    starting = replace(BEGUN, workers=(worker("starting"),))
+    cluster = ScriptedCluster([starting], deserted_from=2, causes=["no GPU", "no GPU"])
+    with pytest.raises(EngineError) as error:
+        follow(cluster, [], never, ignore, eta)
+    assert str(error.value) == "no engine came up: no GPU"
+    assert cluster.polls == 2
+
+
+@pytest.mark.parametrize("state", ["running", "idle"])
+def test_run_whose_engines_are_gone_has_failed(eta: LiveEta, state: WorkerState) -> None:
+    ran = replace(BEGUN, workers=(worker(state),))
+    assert (
+        follow(ScriptedCluster([ran, BEGUN], deserted_from=2), [], never, ignore, eta) == "failed"
+    )
+
+
+def test_published_tokens_show_that_an_engine_ran(eta: LiveEta) -> None:
+    published = replace(BEGUN, completion_tokens=1)
+    cluster = ScriptedCluster([published], deserted_from=1)
+    assert follow(cluster, [], never, ignore, eta) == "failed"
+
+
+# -- signals
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the handlers of this process back."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_before_engines_run_exits_at_once(number: signal.Signals) -> None:
+    lines: list[str] = []
+    exit_on_signals(lines.append)
+    with pytest.raises(SystemExit) as left:
+        os.kill(os.getpid(), number)
+    assert left.value.code == 128 + number
+    assert lines == [f"event=stopped by={number.name}; nothing was started"]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_signals_while_engines_run_are_noted_in_order() -> None:
+    caught = catch_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    assert caught == [signal.SIGINT, signal.SIGTERM]
