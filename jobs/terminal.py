@@ -1,4 +1,4 @@
-"""What a command shows on the terminal: its answer, its one line of error, log lines and progress.
+"""Output of a command on the terminal: the answer, one line of error, the log and the progress.
 
 The door to tqdm. Heavy imports load inside the functions, so that --help stays quick.
 """
@@ -32,18 +32,19 @@ def log(line: str) -> None:
 
 @contextmanager
 def display(rows_total: int, rows_done: int) -> "Iterator[Show]":
-    """A bar that counts published rows on a terminal, a plain line now and then elsewhere."""
+    """Show a bar of published rows on a terminal, a log line at intervals elsewhere."""
     rates: deque[tuple[float, int]] = deque()
     if not sys.stderr.isatty():
-        told_s = [time.monotonic()]
+        last_line_s = time.monotonic()
 
         def show_plain(progress: "Progress", events: list[str]) -> None:
             for event in events:
                 log(event)
+            nonlocal last_line_s
             now_s = time.monotonic()
             _note_rate(rates, now_s, progress)
-            if now_s - told_s[0] >= _PLAIN_PROGRESS_S:
-                told_s[0] = now_s
+            if now_s - last_line_s >= _PLAIN_PROGRESS_S:
+                last_line_s = now_s
                 log(f"event=progress {_progress_text(progress, rates)}")
 
         yield show_plain
@@ -83,16 +84,16 @@ def _progress_text(progress: "Progress", rates: deque[tuple[float, int]]) -> str
 
 
 def tell(text: str) -> None:
-    """Print a text. A reader that has had enough of it, as `head` has, is no fault."""
+    """Print an answer. It is no error when the reader, such as `head`, closes the pipe."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What is left in the buffer goes nowhere.
+        # Python flushes the rest at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
-    """Open a run's folder and answer from it; what the user can mend is one line and exit 2."""
+    """Open a run's folder and answer from it. Errors that the user can fix: one line, exit 2."""
 
     from pipeline.store.bucket import open_folder
 
@@ -106,7 +107,7 @@ def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
 
 
 def unreadable(where: str, error: OSError) -> str:
-    """The line for a file of a run that the system does not hand out."""
+    """Return the message for a file of a run that cannot be read."""
     return f"{error.filename or where}: cannot be read: {error.strerror or error}"
 
 

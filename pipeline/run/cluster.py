@@ -1,34 +1,27 @@
-"""The coordinator and the workers as Ray actors, and the driver's hold on them. The door to Ray.
+"""The run's actors as the driver holds them: it hires workers, replaces and drains them.
 
-Invariant: a worker whose process died, or whose node did, is started again where there is a place;
-the coordinator stays on the driver's node and ends with it.
+Invariant: a worker whose process or node died is started again where there is a place. The
+coordinator stays on the driver's node and ends with it.
 """
 
-import asyncio
 import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from pipeline.dataset.frozen import frozen_prompts, schema_from_text
-from pipeline.dataset.parts import stage_part
-from pipeline.engines.metered import MeteredEngine
-from pipeline.engines.served import ServedEngine
 from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
-from pipeline.quality.languages import language_detector
+from pipeline.run.actors import WorkerActor
 from pipeline.run.coordinator import Coordinator
 from pipeline.run.placement import (
     Hold,
     Node,
-    Place,
     alive_nodes,
     draining_nodes,
     free_resources,
@@ -36,148 +29,19 @@ from pipeline.run.placement import (
     node_changes,
     num_places,
     on_this_node,
-    this_place,
 )
-from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
-from pipeline.store.run_folder import LOGS
-from pipeline.worker.worker import Worker
 from schemas.config import RunFile
 from schemas.estimate import Band
-from schemas.manifest import FailedRow, Part
-from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
+from schemas.progress import Progress
 from schemas.session import SessionPlan
-from schemas.shard import LeaseKey
 
 _POLL_S = 0.5
 _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
-_KEEP_LOG_S = 60.0
 _COORDINATOR_WAITS_S = 10.0
+# Ray carries leases and reports only; its default is a third of the machine's memory.
 _LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
-# Leases and reports are all that Ray carries; its default takes a third of the memory.
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteBook:
-    """The coordinator behind Ray, as the worker's LeaseBook."""
-
-    coordinator: Any
-    place: Place
-    engine: MeteredEngine
-
-    async def lease(self, worker_id: str) -> LeaseReply:
-        return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
-
-    async def publish(
-        self, part: Part, rows: list[tuple[LeaseKey, int]]
-    ) -> set[tuple[LeaseKey, int]]:
-        # First: with the last rows the run ends, and nobody is asked any more.
-        if (span := await self.engine.idle_span()) is not None:
-            await self.coordinator.note_span.remote(part.worker_id, span)
-        return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
-
-    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
-        await self.coordinator.set_aside.remote(key, row, failed)
-
-    async def give_back(self, key: LeaseKey, first_row: int) -> None:
-        await self.coordinator.give_back.remote(key, first_row)
-
-    async def release(self, worker_id: str) -> None:
-        await self.coordinator.release.remote(worker_id)
-
-    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
-        await self.coordinator.engine_died.remote(rows)
-
-    async def engine_lost(self, worker_id: str, cause: str) -> None:
-        await self.coordinator.engine_lost.remote(worker_id, cause)
-
-    async def tell_last_span(self, worker_id: str) -> None:
-        """What the engine did between the last heartbeat that told and its end."""
-        if (last := self.engine.last_span()) is not None:
-            await self.coordinator.note_span.remote(worker_id, *last)
-
-    async def heartbeat(self, report: WorkerReport) -> Orders:
-        if (span := self.engine.take_span()) is not None:
-            await self.coordinator.note_span.remote(report.worker_id, span)
-        place = self.place
-        placed = replace(report, node=place.node, node_id=place.node_id, gpus=place.gpus)
-        return await self.coordinator.heartbeat.remote(placed)  # type: ignore[no-any-return]
-
-
-class WorkerActor:
-    """One worker and its engine in a process of their own."""
-
-    def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
-        # Engines on this machine are never asked through a proxy.
-        for name in ("NO_PROXY", "no_proxy"):
-            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
-        logging.getLogger("httpx2").setLevel(logging.WARNING)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._folder = folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
-        self._log_name = f"{LOGS}/engine-{worker_number}.log"
-        self._log: Callable[[str], object] = book.log.remote
-        frozen = frozen_prompts(folder, plan.frozen_name)
-        assert frozen is not None
-        engine = MeteredEngine(
-            served=ServedEngine(
-                config=plan.config,
-                longest_prompts=frozen.longest,
-                worker_number=worker_number,
-                log_path=folder.local_file(self._log_name),
-                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
-            )
-        )
-        self._book = RemoteBook(book, this_place(), engine)
-        self._worker = Worker(
-            worker_id=worker_id,
-            session_id=plan.session_id,
-            config=plan.config,
-            engine=engine,
-            book=self._book,
-            prompt_of=frozen.prompt,
-            stage=partial(
-                stage_part,
-                folder,
-                run_id=plan.run_id,
-                carried_schema=schema_from_text(plan.carried_schema),
-                worker_id=worker_id,
-            ),
-            log=lambda line: book.log.remote(line),
-            language_of=(
-                language_detector() if plan.config.quality.wrong_language.enabled else None
-            ),
-        )
-
-    async def run(self) -> None:
-        keeping = asyncio.create_task(self._keep_log_forever())
-        try:
-            await self._worker.run()
-        finally:
-            keeping.cancel()
-            await self._book.tell_last_span(self._worker.worker_id)
-            await self._keep_log()
-
-    async def _keep_log_forever(self) -> None:
-        while True:
-            await asyncio.sleep(_KEEP_LOG_S)
-            await self._keep_log()
-
-    async def _keep_log(self) -> None:
-        """Bring the engine's log into a folder that is not on this machine."""
-        try:
-            await asyncio.to_thread(self._folder.keep_local, self._log_name)
-        except (PipelineError, OSError) as error:
-            # Rows do not hang on it, and publications will tell if the folder is gone.
-            self._log(f"event=warning {self._log_name} cannot be kept: {error}")
-
-    async def stop(self) -> None:
-        self._worker.stop()
-        # At once: the engine may take longer to end than the driver waits.
-        await self._keep_log()
-
-
-# -- the driver's side
 
 
 @dataclass(slots=True)
@@ -188,36 +52,36 @@ class _Hired:
     actor: Any
     running: Any
     is_leaving: bool = False
-    """Told to end, because its node will."""
+    """Stopped because its node will be taken away."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """The run's actors, as the driver holds them."""
+    """Coordinator and workers of one session."""
 
     plan: SessionPlan
     coordinator: Any
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
-    """Why engines were given up, one line each."""
+    """Reasons why engines were abandoned, one line each."""
     progress: Progress | None = None
-    """What the coordinator said last."""
+    """The coordinator's last answer."""
     _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
-    """The nodes on which each worker has died."""
+    """Nodes on which each worker has died."""
     _node_ids: dict[str, str | None] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
     _looked_at_nodes_s: float = -math.inf
-    _num_let_go: int = 0
+    _num_released: int = 0
     _engines_awaited: int = 0
     _started_s: float = field(default_factory=monotonic)
-    _told_waiting: bool = False
-    _asked: Any = None
-    """The question to the coordinator that it has not answered yet."""
-    _told_silent: bool = False
+    _has_reported_waiting: bool = False
+    _pending_poll: Any = None
+    """The poll that the coordinator has not answered yet."""
+    _has_reported_silence: bool = False
 
     def hire_all(self) -> None:
-        """Hire whom the run file asks for, or by the cluster's places as they are at present.
+        """Hire the workers of the run file, or as many as the cluster has places for.
 
         Ray starts each worker when there is a place for it; none waits for another.
         """
@@ -227,48 +91,48 @@ class Cluster:
             self._nodes = self._nodes or alive_nodes()
             places = num_places(self._nodes.values(), self.plan.config.engine)
             num_workers = max(self.plan.config.cluster.min_engines, places)
-        while len(self.hired) + self._num_let_go < num_workers:
-            number = len(self.hired) + self._num_let_go
+        while len(self.hired) + self._num_released < num_workers:
+            number = len(self.hired) + self._num_released
             self._hire(number, hold(self.plan.config.engine))
 
     def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]:
-        """Wait a moment, look after the workers, and tell how far the run is.
+        """Wait a moment, replace workers that died, and return the progress and log lines.
 
         Raises DriverLostError when the folder was taken over, CoordinatorLostError when the
-        coordinator is gone, ConfigError when the folder cannot be written, and whatever a worker
-        raised by a fault of ours.
+        coordinator is gone, ConfigError when the folder cannot be written, and any error that is a
+        bug in a worker.
         """
-        events = self._look_after_workers()
-        self._asked = self._asked or self.coordinator.poll.remote(days_left)
+        events = self._replace_ended()
+        self._pending_poll = self._pending_poll or self.coordinator.poll.remote(days_left)
         try:
-            with _told_in_one_line(but=(GetTimeoutError,)):
-                # The first answer takes as long as many rows take to read.
+            with _as_raised_there(but=(GetTimeoutError,)):
+                # The first answer comes when the coordinator has read the rows.
                 waits_s = _COORDINATOR_WAITS_S if self.progress else None
-                progress, lines = ray.get(self._asked, timeout=waits_s)
+                progress, lines = ray.get(self._pending_poll, timeout=waits_s)
         except GetTimeoutError:
             assert self.progress is not None
             return self.progress, [*events, *self._silence()]
-        self._asked, self.progress, self._told_silent = None, progress, False
+        self._pending_poll, self.progress, self._has_reported_silence = None, progress, False
         self._node_ids = {report.worker_id: report.node_id for report in progress.workers}
         self._engines_awaited = progress.engines_awaited
         events += [*self._look_at_nodes(), *self._clear_draining_nodes()]
         return progress, [*lines, *events, *self._waiting(progress)]
 
     def _silence(self) -> list[str]:
-        """Told once: what keeps the coordinator from answering is its folder."""
-        if self._told_silent:
+        """Report once that the coordinator does not answer: it waits for its folder."""
+        if self._has_reported_silence:
             return []
-        self._told_silent = True
+        self._has_reported_silence = True
         return ["event=waiting_for_folder the coordinator waits for output.folder to answer"]
 
     @property
     def is_deserted(self) -> bool:
-        """Whether too few workers are left to go on, or to begin."""
+        """Return whether too few workers are left to continue, or to begin."""
         least = self.plan.config.cluster.min_engines if self._engines_awaited else 1
         return len(self.hired) < least
 
     def drain(self, timeout_s: float) -> None:
-        """Have every worker flush and end its engine; wait no longer than `timeout_s`."""
+        """Have every worker flush and end its engine; wait at most `timeout_s`."""
         for hired in self.hired.values():
             hired.actor.stop.remote()
         running = [hired.running for hired in self.hired.values()]
@@ -276,16 +140,16 @@ class Cluster:
             ray.wait(running, num_returns=len(running), timeout=timeout_s)
 
     def close(self, state: Literal["done", "stopped", "failed"]) -> Progress | None:
-        """Write the final word; None when the coordinator is gone."""
+        """Have the coordinator write the final state. Return None when it does not answer."""
         try:
             return ray.get(self.coordinator.close.remote(state), timeout=10)  # type: ignore[no-any-return]
         except (RayActorError, GetTimeoutError):
             return None
 
     def _hire(self, number: int, place: Hold) -> None:
-        # A name of its own for each: parts and leases bear it.
-        again = self._hires[number] = self._hires.get(number, -1) + 1
-        worker_id = f"w{number}" if not again else f"w{number}r{again}"
+        # Each process has its own id, under which it leases and publishes.
+        rehires = self._hires[number] = self._hires.get(number, -1) + 1
+        worker_id = f"w{number}" if not rehires else f"w{number}r{rehires}"
         actor: Any = (
             ray.remote(WorkerActor)
             .options(max_restarts=0, **place.actor_options())
@@ -294,7 +158,7 @@ class Cluster:
         self.hired[number] = _Hired(number, worker_id, place, actor, actor.run.remote())
 
     def _look_at_nodes(self) -> list[str]:
-        """Tell which nodes went and came, and hire for the places that came."""
+        """Report nodes that were lost or joined, and hire for new places."""
         if monotonic() - self._looked_at_nodes_s < _LOOK_AT_NODES_S:
             return []
         self._looked_at_nodes_s = monotonic()
@@ -304,7 +168,7 @@ class Cluster:
         return node_changes(before, self._nodes)
 
     def _clear_draining_nodes(self) -> list[str]:
-        """Have workers flush and end while their node is about to be taken away."""
+        """Stop the workers of nodes that are about to be taken away."""
         draining = draining_nodes()
         leaving = [
             hired
@@ -316,42 +180,42 @@ class Cluster:
             hired.actor.stop.remote()
         return [f"event=node_leaving worker={hired.worker_id}" for hired in leaving]
 
-    def _look_after_workers(self) -> list[str]:
+    def _replace_ended(self) -> list[str]:
         by_ref = {hired.running: hired for hired in self.hired.values()}
         ended, _ = ray.wait(list(by_ref), timeout=_POLL_S) if by_ref else ([], [])
         return [self._attend(by_ref[ref]) for ref in ended]
 
     def _attend(self, hired: _Hired) -> str:
-        """One worker has ended: hear why, open its leases, and replace it if its process died."""
+        """Handle the end of a worker: open its leases, and replace it if its process died."""
         del self.hired[hired.number]
         cause = None
         try:
-            with _told_in_one_line(but=(EngineError, RayActorError)):
+            with _as_raised_there(but=(EngineError, RayActorError)):
                 ray.get(hired.running)
         except EngineError as error:
-            cause = str(_as_raised(error))
+            cause = str(_original(error))
             self.causes.append(cause)
         except RayActorError:
             cause = self._replaced(hired)
         if hired.number not in self.hired:
-            hired.hold.let_go()
+            hired.hold.release()
             if hired.is_leaving and cause is None:
                 self._hire(hired.number, hold(self.plan.config.engine))
             else:
-                self._num_let_go += 1
-        with _told_in_one_line():
+                self._num_released += 1
+        with _as_raised_there():
             ray.get(self.coordinator.worker_ended.remote(hired.worker_id, cause))
-        told = cause or ("its node leaves" if hired.is_leaving else "no work left")
-        return f"event=worker_ended worker={hired.worker_id} cause={told!r}"
+        reason = cause or ("its node leaves" if hired.is_leaving else "no work left")
+        return f"event=worker_ended worker={hired.worker_id} cause={reason!r}"
 
     def _replaced(self, hired: _Hired) -> str:
-        """Hire again for a worker whose process or node died, and tell which of them it was."""
-        # One that Ray has merely lost sight of would keep its GPUs.
+        """Hire again for a worker that died. Return whether its process or its node did."""
+        # A worker that is alive but unreachable would keep its GPUs.
         ray.kill(hired.actor)
         crashes = self._crashes.setdefault(hired.number, [])
         crashes.append(self._node_ids.get(hired.worker_id))
         alive = alive_nodes()
-        # A node may die any number of times over a long run, and take its workers along.
+        # Nodes may die any number of times in a long run; only crashes of the process count.
         own = [node_id for node_id in crashes if node_id is None or node_id in alive]
         if len(own) <= _MOST_WORKER_CRASHES:
             self._hire(hired.number, hired.hold)
@@ -360,10 +224,10 @@ class Cluster:
         return "its process died" if crashes[-1] in own else "its node was lost"
 
     def _waiting(self, progress: Progress) -> Iterator[str]:
-        """Tell once which workers Ray has found no place for."""
-        if self._told_waiting or monotonic() - self._started_s < _WAITING_AFTER_S:
+        """Report once which workers Ray has found no place for."""
+        if self._has_reported_waiting or monotonic() - self._started_s < _WAITING_AFTER_S:
             return
-        self._told_waiting = True
+        self._has_reported_waiting = True
         known = {report.worker_id for report in progress.workers}
         waiting = [h.worker_id for h in self.hired.values() if h.worker_id not in known]
         if waiting:
@@ -377,10 +241,10 @@ class Cluster:
 
 @contextlib.contextmanager
 def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
-    """Connect to Ray, or start one here, and put the coordinator up; all is ended on leaving."""
+    """Connect to Ray, or start one here, and start the coordinator. All ends with the block."""
     _connect(plan.config)
     try:
-        # Beside the driver, which it cannot outlive: no other node's loss ends the run.
+        # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
         coordinator: Any = ray.remote(Coordinator).options(**options).remote(plan, row_states)
         cluster = Cluster(plan=plan, coordinator=coordinator)
@@ -389,7 +253,7 @@ def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
         finally:
             for hired in cluster.hired.values():
                 ray.kill(hired.actor)
-                hired.hold.let_go()
+                hired.hold.release()
             ray.kill(coordinator)
     finally:
         ray.shutdown()
@@ -428,27 +292,26 @@ def _join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _told_in_one_line(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Errors of the run that are no fault of ours, as they were raised on the other side.
+def _as_raised_there(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise the errors of an actor as it raised them, without Ray's traceback in their text.
 
-    A coordinator that is gone because it found the folder taken over says so only here.
+    That the folder was taken over is known only from the coordinator's error.
     """
     try:
         yield
     except but:
         raise
     except PipelineError as error:
-        raise _as_raised(error) from None
+        raise _original(error) from None
     except OSError as error:
-        raise ConfigError(f"output.folder: cannot be written: {_as_raised(error)}") from None
+        raise ConfigError(f"output.folder: cannot be written: {_original(error)}") from None
     except RayActorError:
         raise CoordinatorLostError(
-            "the coordinator's process died; what was published stands, and the same command "
-            "resumes"
+            "the coordinator's process died; published rows are kept, and the same command resumes"
         ) from None
 
 
-def _as_raised(error: Exception) -> Exception:
-    """Ray's copy of an error shows a traceback in its text; the original is its cause."""
+def _original(error: Exception) -> Exception:
+    """Return the original of an error, which Ray keeps as the cause of its copy."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error

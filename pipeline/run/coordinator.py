@@ -112,7 +112,7 @@ class Coordinator:
             return stale
         publish(self._folder, part, now_s=time())
         self._ledger.mark_done(rows)
-        self._metrics.published(part)
+        self._metrics.count_part(part)
         self._rows_error += part.num_errors
         self._completion_tokens += part.completion_tokens
         self._last_publish_s = time()
@@ -171,7 +171,7 @@ class Coordinator:
 
     def log(self, line: str) -> None:
         """Keep a line of a worker for the driver's log."""
-        self._metrics.logged(line)
+        self._metrics.note_line(line)
         self._events.append(line)
 
     # -- for the driver
@@ -264,7 +264,7 @@ class Coordinator:
 
     def _write_live(self, progress: Progress) -> None:
         self._folder.write_whole(LIVE_FILE, progress.to_json().encode())
-        self._metrics.tell(progress, now_s=time())
+        self._metrics.update(progress, now_s=time())
         self._live_written_s = monotonic()
 
 

@@ -35,7 +35,7 @@ _WORSE_THAN_LIMITS = "the first rows are worse than the limits"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """How a session ended."""
+    """The end of a session."""
 
     kind: EndKind
     causes: tuple[str, ...] = ()

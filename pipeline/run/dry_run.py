@@ -1,4 +1,4 @@
-"""What a run would do: its input read and checked whole, and nothing started or written."""
+"""The dry run: read and check the whole input; start and write nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """Counts over the whole input."""
+    """Counts of the whole input."""
 
     column: str
     shape: str
@@ -31,18 +31,18 @@ class DryRun:
     rows_done: int
     turns: int
     prompt_tokens: int
-    """Of the first request of every row that can be asked."""
+    """Tokens of the first request of every row without a problem."""
     token_method: str
     context_tokens: int | None
-    """Of the engines, where the run file gives it."""
+    """Context length of the engines, if the run file gives it."""
     prompts_without_room: int
-    """Those whose first request is more than that context: an engine refuses it."""
+    """Prompts that exceed the context together with `sampling.max_tokens`."""
     problems: dict[str, tuple[int, str]]
-    """Kind of problem → how many prompts have it, and one of them in words."""
+    """Kind of problem → number of prompts, and the text of one."""
 
 
 def dry_run(config: RunFile, folder: Folder) -> DryRun:
-    """Raises ConfigError for a bad input and ResumeError for a folder with another run."""
+    """Count the input. Raises ConfigError for a bad one, ResumeError for another run's folder."""
     stream = read_prompts(config.prompts)
     columns, record = stream.columns, read_run(folder)
     done = DoneRows.of(())

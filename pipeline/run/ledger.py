@@ -3,7 +3,7 @@
 Invariant: a shard is pending, leased to one worker, complete, or failed. The rows of a lost lease
 that are not published go back to pending. A lease's attempt rises each time its shard is leased,
 and rows that arrive under an older attempt are refused. Rows that failed by themselves and leases
-that were lost with their worker are counted apart.
+that were lost with their worker are counted separately.
 """
 
 import random
@@ -15,11 +15,11 @@ from typing import Literal
 from schemas.shard import Lease, LeaseKey, Shard
 
 PENDING, DONE, FAILED, HELD = 0, 1, 2, 3
-"""A row's state, one byte each. A row that is HELD is not leased until all held ones are opened."""
+"""States of a row, one byte each. HELD rows are not leased until all of them are opened."""
 
 
 def row_shards(num_rows: int, shard_rows: int) -> list[Shard]:
-    """Ranges of `shard_rows` rows that cover 0 to `num_rows`; the last may be shorter."""
+    """Cut rows 0 to `num_rows` into ranges of `shard_rows`; the last may be shorter."""
     starts = range(0, num_rows, shard_rows)
     return [
         Shard(shard_id=shard_id, start=start, stop=min(start + shard_rows, num_rows))
@@ -36,12 +36,12 @@ class _Entry:
     attempt: int = 0
     losses: int = 0
     num_open: int = 0
-    """Rows neither done nor set aside."""
+    """Rows that are neither done nor failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """Rows by state, and what happened to leases so far."""
+    """Counts of rows and shards by state, and of lost leases."""
 
     rows_total: int
     rows_done: int
@@ -53,7 +53,7 @@ class LedgerCounts:
 
 @dataclass(slots=True)
 class Ledger:
-    """`row_states` holds a byte a row and is changed in place; rows that are DONE stay so."""
+    """Shards and leases over `row_states`, a byte per row that is changed in place."""
 
     row_states: bytearray
     shard_rows: int
@@ -63,7 +63,7 @@ class Ledger:
     rows_failed: int = 0
     leases_lost: int = 0
     deaths: dict[int, int] = field(default_factory=dict)
-    """Row → deaths of engines while it was in flight, in earlier sessions too."""
+    """Row → engine deaths while it was in flight, those of earlier sessions included."""
     _entries: dict[int, _Entry] = field(default_factory=dict)
     _pending: deque[int] = field(default_factory=deque)
     _leased_by: dict[str, set[int]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Ledger:
     # -- what workers ask for
 
     def lease(self, worker_id: str, *, now_s: float) -> Lease | None:
-        """The next pending shard, or None when all are leased or over."""
+        """Lease the next pending shard, or return None when there is none."""
         self.renew(worker_id, now_s=now_s)
         if not self._pending:
             return None
@@ -102,20 +102,20 @@ class Ledger:
         self._last_seen_s[worker_id] = now_s
 
     def pass_over(self, duration_s: float) -> None:
-        """So long nobody could be heard: it is no silence of theirs."""
+        """Exclude a time in which no worker could be heard from their silence."""
         for worker_id in self._last_seen_s:
             self._last_seen_s[worker_id] += duration_s
 
     def stale_rows(self, rows: Iterable[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
-        """Rows that may not be published: their lease is not the current one, or they are done.
+        """Return the rows that may not be published: done, or under a lease that is not current.
 
-        A row comes with its lease in the answer too: a worker may hold one row twice, finished
-        under a lease that it gave back and again under the present one.
+        Each row is returned with its lease: a worker may have a row twice, finished under a lease
+        that it gave back and again under the current one.
         """
         return {(key, row) for key, row in rows if not self._holds(key, row)}
 
     def mark_done(self, rows: Sequence[tuple[LeaseKey, int]]) -> None:
-        """Rows that were published. Each must be held by the lease it comes with."""
+        """Mark published rows. Raises ValueError for a row whose lease is not current."""
         for key, row in rows:
             if not self._holds(key, row):
                 raise ValueError(f"row {row} is not held by lease {key}")
@@ -125,7 +125,7 @@ class Ledger:
         self._settle({key.shard_id for key, _ in rows})
 
     def set_aside(self, key: LeaseKey, row: int) -> bool:
-        """A row used up its budget. False when the lease is not current: another has the row."""
+        """Mark a row that used up its attempts as failed. Return False for a stale lease."""
         if not self._holds(key, row):
             return False
         self.row_states[row] = FAILED
@@ -135,9 +135,9 @@ class Ledger:
         return True
 
     def give_back(self, key: LeaseKey, first_row: int) -> int:
-        """Rows from `first_row` on were not started: they become a pending shard of their own.
+        """Make the rows of a lease from `first_row` on a pending shard of their own.
 
-        Returns how many rows that are; 0 when the lease is not current.
+        Returns the number of rows; 0 when the lease is not current.
         """
         if not self._is_current(key):
             return 0
@@ -157,11 +157,11 @@ class Ledger:
     # -- what happens to workers
 
     def worker_lost(self, worker_id: str) -> list[int]:
-        """The worker is gone: its leases return to pending, ahead of the rest.
+        """Return the leases of a lost worker to pending, ahead of the rest.
 
-        Returns the rows of shards that lost too many workers: they are set aside as failed.
+        Returns the rows of shards that lost too many workers: they are marked as failed.
         """
-        given_up: list[int] = []
+        failed: list[int] = []
         self._last_seen_s.pop(worker_id, None)
         for shard_id in sorted(self._leased_by.pop(worker_id, set()), reverse=True):
             entry = self._entries[shard_id]
@@ -177,13 +177,13 @@ class Ledger:
             for row in rows:
                 self.row_states[row] = FAILED
             self.rows_failed += len(rows)
-            given_up += rows
-        return given_up
+            failed += rows
+        return failed
 
     def engine_died(self, rows: Iterable[tuple[LeaseKey, int]]) -> list[int]:
-        """Rows that were in flight when their engine died; one of them may have killed it.
+        """Count a death on the rows that were in flight; one of them may have killed the engine.
 
-        Returns those that were counted: their lease was current.
+        Returns the rows that were counted: those with a current lease.
         """
         counted = sorted(row for key, row in rows if self._holds(key, row))
         for row in counted:
@@ -191,7 +191,7 @@ class Ledger:
         return counted
 
     def worker_left(self, worker_id: str) -> None:
-        """The worker ended by itself: what it still held returns to pending, as no loss."""
+        """Return the leases of a worker that ended by itself to pending, without a loss."""
         self._last_seen_s.pop(worker_id, None)
         for shard_id in sorted(self._leased_by.pop(worker_id, set()), reverse=True):
             entry = self._entries[shard_id]
@@ -199,14 +199,14 @@ class Ledger:
             self._pending.appendleft(shard_id)
 
     def silent_workers(self, *, now_s: float) -> list[str]:
-        """Workers that hold leases and were not heard of for `lease_ttl_s`."""
+        """Return workers with leases that sent nothing for `lease_ttl_s`."""
         return [
             worker_id
             for worker_id, shard_ids in self._leased_by.items()
             if shard_ids and now_s - self._last_seen_s[worker_id] > self.lease_ttl_s
         ]
 
-    # -- how far it is
+    # -- progress
 
     @property
     def is_over(self) -> bool:
@@ -214,11 +214,11 @@ class Ledger:
 
     @property
     def has_open_rows(self) -> bool:
-        """Whether any row may still be leased, or is."""
+        """Return whether any row is leased, or may still be."""
         return any(entry.num_open for entry in self._entries.values())
 
     def open_held(self) -> None:
-        """Every held row becomes pending. No row may be open, so that no lease is current."""
+        """Make every held row pending. Raises ValueError while any row is open."""
         if self.has_open_rows:
             raise ValueError("rows are still open")
         for shard_id, entry in self._entries.items():
@@ -271,7 +271,7 @@ class Ledger:
 
 
 def hold_all_but_canary(row_states: bytearray, num_rows: int, seed: int | None) -> int:
-    """Hold all open rows but `num_rows` that are drawn at random; returns how many are left open.
+    """Hold all open rows but `num_rows` drawn at random. Return how many are left open.
 
     The same seed and states give the same rows.
     """

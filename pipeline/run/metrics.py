@@ -1,8 +1,8 @@
-"""The run's figures as Ray's own metrics, so that Ray's Prometheus endpoint has them.
+"""Figures of the run as Ray metrics, which Ray's Prometheus endpoint exports.
 
-The coordinator alone tells them. Ray puts `ray_` in front of a name and `_total` behind that of a
-counter; `EXPORTED` holds the names as they are scraped, and the dashboard in `jobs/deploy` asks
-for no others. Counters count from the session's start.
+Only the coordinator sets them. Ray adds the prefix `ray_`, and the suffix `_total` to counters;
+`EXPORTED` has the names as they are scraped, and the dashboard in `jobs/deploy` uses no others.
+Counters start at 0 with each session.
 """
 
 import re
@@ -18,13 +18,13 @@ from schemas.units import SECONDS_PER_DAY
 _STEP_DOWN = re.compile(r"^event=step_down\b.*\bworker=(\S+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """One name, what it says, and what it is told apart by."""
+    """A metric of the run, its description, and the tag that splits it."""
 
     name: str
     kind: Literal["counter", "gauge"]
-    says: str
+    description: str
     tag: str | None = None
 
     @property
@@ -33,30 +33,30 @@ class Metric:
 
 
 METRICS = (
-    Metric(name="regenerate_rows", kind="counter", says="rows published", tag="status"),
-    Metric(name="regenerate_completion_tokens", kind="counter", says="output tokens published"),
-    Metric(name="regenerate_prompt_tokens", kind="counter", says="prompt tokens published"),
-    Metric(name="regenerate_flags", kind="counter", says="rows with a quality flag", tag="flag"),
-    Metric(name="regenerate_retries", kind="counter", says="interrupted tries", tag="worker"),
-    Metric(name="regenerate_restarts", kind="counter", says="engine restarts", tag="worker"),
-    Metric(name="regenerate_ladder_step", kind="gauge", says="steps taken down", tag="worker"),
-    Metric(name="regenerate_in_flight", kind="gauge", says="requests in flight", tag="worker"),
-    Metric(name="regenerate_rows_open", kind="gauge", says="rows neither done nor failed"),
-    Metric(name="regenerate_rows_failed", kind="gauge", says="rows out of tries"),
-    Metric(name="regenerate_publish_lag_seconds", kind="gauge", says="since the last publication"),
-    Metric(name="regenerate_eta_seconds", kind="gauge", says="time left, as jobs.status tells it"),
+    Metric("regenerate_rows", "counter", "rows published", tag="status"),
+    Metric("regenerate_completion_tokens", "counter", "output tokens published"),
+    Metric("regenerate_prompt_tokens", "counter", "prompt tokens published"),
+    Metric("regenerate_flags", "counter", "rows with a quality flag", tag="flag"),
+    Metric("regenerate_retries", "counter", "interrupted requests", tag="worker"),
+    Metric("regenerate_restarts", "counter", "engine restarts", tag="worker"),
+    Metric("regenerate_ladder_step", "gauge", "fallbacks taken", tag="worker"),
+    Metric("regenerate_in_flight", "gauge", "requests in flight", tag="worker"),
+    Metric("regenerate_rows_open", "gauge", "rows neither done nor failed"),
+    Metric("regenerate_rows_failed", "gauge", "rows out of attempts"),
+    Metric("regenerate_publish_lag_seconds", "gauge", "since the last publish"),
+    Metric("regenerate_eta_seconds", "gauge", "time left, as in jobs.status"),
 )
 EXPORTED = frozenset(metric.exported for metric in METRICS)
 
 
 @dataclass(slots=True, kw_only=True)
 class RunMetrics:
-    """One session's. Time arrives as `now_s`."""
+    """Metrics of one session. Time arrives as `now_s`."""
 
     run_id: str
     _made: dict[str, Counter | Gauge] = field(default_factory=dict)
-    _told: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Totals of workers that were told already."""
+    _counted: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Totals of workers that are counted already."""
     _steps: dict[str, int] = field(default_factory=dict)
     _began_at_s: float | None = None
 
@@ -64,12 +64,12 @@ class RunMetrics:
         for metric in METRICS:
             tags = ("run", metric.tag) if metric.tag else ("run",)
             kind = Counter if metric.kind == "counter" else Gauge
-            made = kind(metric.name, description=metric.says, tag_keys=tags)
+            made = kind(metric.name, description=metric.description, tag_keys=tags)
             made.set_default_tags({"run": self.run_id})
             self._made[metric.name] = made
 
-    def published(self, part: Part) -> None:
-        """A part's rows are visible."""
+    def count_part(self, part: Part) -> None:
+        """Count the rows of a published part."""
         self._count("rows", part.num_rows - part.num_errors, {"status": "ok"})
         self._count("rows", part.num_errors, {"status": "error"})
         self._count("completion_tokens", part.completion_tokens)
@@ -77,13 +77,13 @@ class RunMetrics:
         for flag, number in part.flag_counts:
             self._count("flags", number, {"flag": flag})
 
-    def logged(self, line: str) -> None:
-        """A step down has no other word than its line in the log."""
+    def note_line(self, line: str) -> None:
+        """Count a fallback, which is known only by its line in the log."""
         if found := _STEP_DOWN.match(line):
             self._steps[found[1]] = self._steps.get(found[1], 0) + 1
 
-    def tell(self, progress: Progress, *, now_s: float) -> None:
-        """All that the progress says."""
+    def update(self, progress: Progress, *, now_s: float) -> None:
+        """Set the gauges and advance the counters to the progress."""
         self._began_at_s = self._began_at_s or now_s
         rows_open = progress.rows_total - progress.rows_done - progress.rows_failed
         self._set("rows_open", rows_open)
@@ -93,14 +93,14 @@ class RunMetrics:
             self._set("eta_seconds", 0.0)
         elif progress.days_left is not None:
             self._set("eta_seconds", progress.days_left.p50 * SECONDS_PER_DAY)
-        self._tell_workers(progress.workers)
+        self._update_workers(progress.workers)
 
-    def _tell_workers(self, workers: tuple[WorkerReport, ...]) -> None:
+    def _update_workers(self, workers: tuple[WorkerReport, ...]) -> None:
         present = {worker.worker_id for worker in workers}
         for gone in [
-            name for kind, name in self._told if kind == "retries" and name not in present
+            name for kind, name in self._counted if kind == "retries" and name not in present
         ]:
-            # A gauge keeps its last value for ever otherwise.
+            # Otherwise the gauge would keep its last value forever.
             self._set("in_flight", 0, {"worker": gone})
         for worker in workers:
             name = worker.worker_id
@@ -110,8 +110,8 @@ class RunMetrics:
             self._count_up_to("restarts", name, worker.restarts)
 
     def _count_up_to(self, kind: str, worker: str, total: int) -> None:
-        grown = total - self._told.get((kind, worker), 0)
-        self._told[kind, worker] = total
+        grown = total - self._counted.get((kind, worker), 0)
+        self._counted[kind, worker] = total
         self._count(kind, grown, {"worker": worker})
 
     def _count(self, name: str, number: int, tags: dict[str, str] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Where workers are: places on Ray's nodes, the hold on a place, the node and GPUs of a worker.
+"""Places for workers on Ray's nodes, and the claims on them.
 
 Invariant: all GPUs of one worker are on one node, and stay the worker's until it is given up, so
-that a worker that starts again finds them free. This module knows nothing of rows.
+that a worker that starts again finds them free. This module knows nothing about rows.
 """
 
 import socket
@@ -21,7 +21,7 @@ from schemas.config import EngineConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a worker runs."""
+    """Node and GPUs of a worker."""
 
     node: str
     node_id: str
@@ -29,7 +29,7 @@ class Place:
 
 
 def this_place() -> Place:
-    """Of the actor that asks."""
+    """Return the place of the calling actor."""
     context = ray.get_runtime_context()
     node_id = context.get_node_id()
     return Place(
@@ -41,7 +41,7 @@ def this_place() -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A worker's claim on CPUs and GPUs. A worker with several GPUs holds a placement group."""
+    """A worker's claim on CPUs and GPUs: a placement group when it has several GPUs."""
 
     engine: EngineConfig
     group: Any | None
@@ -57,28 +57,28 @@ class Hold:
             )
         return options
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.group is not None:
             remove_placement_group(self.group)
 
 
 def hold(engine: EngineConfig) -> Hold:
-    """Claim a place; Ray grants it when there is one, and grants another when its node is lost."""
+    """Claim a place. Ray grants it when one is free, and another when its node is lost."""
     if engine.gpus_per_worker <= 1:
         return Hold(engine, None)
     bundle = {"CPU": engine.cpus, "GPU": float(engine.gpus_per_worker)}
-    wanted = {name: amount for name, amount in bundle.items() if amount}
-    return Hold(engine, placement_group([wanted], strategy="STRICT_PACK"))
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    return Hold(engine, placement_group([bundle], strategy="STRICT_PACK"))
 
 
 def on_this_node() -> NodeAffinitySchedulingStrategy:
-    """Places an actor on the node of the process that asks, or nowhere."""
+    """Schedule an actor on the node of the calling process, or nowhere."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the cluster and all that it has, in use or not."""
+    """A node of the cluster and its resources, in use or not."""
 
     name: str
     resources: dict[str, float]
@@ -89,7 +89,7 @@ class Node:
 
 
 def alive_nodes() -> dict[str, Node]:
-    """By Ray's name for them."""
+    """Return the live nodes by Ray's id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return {
         node["NodeID"]: Node(
@@ -102,34 +102,34 @@ def alive_nodes() -> dict[str, Node]:
 
 
 def node_changes(before: Mapping[str, Node], after: Mapping[str, Node]) -> list[str]:
-    """A line for each node that went and each that came."""
+    """Return a log line for each node that was lost and each that joined."""
     lost = [f"event=node_lost node={before[n].name!r}" for n in before if n not in after]
     joined = [node for node_id, node in after.items() if node_id not in before]
     return lost + [f"event=node_joined node={n.name!r} gpus={n.num_gpus:g}" for n in joined]
 
 
 def draining_nodes() -> set[str]:
-    """Nodes that will be taken away: asked to end by SIGTERM, or by their autoscaler.
+    """Return the nodes that will be taken away, after SIGTERM or by their autoscaler.
 
-    Ray has no public call for it; its own trainer asks in this way (2.60, ray/train/v2/_internal).
+    Ray has no public call for it; its trainer uses this one (2.60, ray/train/v2/_internal).
     """
     ask = getattr(ray._private.state.state, "get_draining_nodes", dict)  # noqa: SLF001
     return set(ask())
 
 
 def node_name(hostname: str, node_id: str) -> str:
-    """For people: two nodes of Ray's may share a machine."""
+    """Return a node's name for people: two nodes of Ray may share a machine."""
     return f"{hostname} {node_id[:8]}"
 
 
 def num_places(nodes: Iterable[Node], engine: EngineConfig) -> int:
-    """Workers that these nodes hold, whoever is on them at present."""
+    """Count the workers that fit on these nodes when they are empty."""
     cpus, gpus = engine.cpus, engine.gpus_per_worker
     return sum(places_on(node.resources, cpus=cpus, gpus=gpus) for node in nodes)
 
 
 def places_on(resources: dict[str, float], *, cpus: float, gpus: int) -> int:
-    """Workers of `cpus` and `gpus` that a node with these resources holds."""
+    """Count the workers of `cpus` and `gpus` that fit on a node with these resources."""
     by_gpus = int(resources.get("GPU", 0) // gpus)
     return min(by_gpus, int(resources.get("CPU", 0) // cpus)) if cpus else by_gpus
 

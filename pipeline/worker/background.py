@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Background:
-    """One task at a time. Its error is raised when the main loop looks."""
+    """A task at a time, whose error is raised when the main loop checks it."""
 
     _task: asyncio.Task[None] | None = None
 

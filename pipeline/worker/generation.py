@@ -13,7 +13,7 @@ from schemas.prompt import Problem
 
 @dataclass(slots=True, kw_only=True)
 class Generator:
-    """One engine, asked turn by turn."""
+    """Sends rows to one engine, turn by turn."""
 
     engine: Engine
     config: RunFile

@@ -1,11 +1,11 @@
-"""How often a worker looks at its rows, its leases and its engine."""
+"""Intervals at which a worker checks its rows, its leases and its engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Seconds between two looks. Tests shorten them."""
+    """Seconds between two checks. Tests shorten them."""
 
     tick_s: float = 0.25
     """Longest wait of the main loop when nothing happens."""

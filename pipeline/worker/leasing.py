@@ -23,9 +23,9 @@ class Leases:
     samples_per_prompt: int
     idle_poll_s: float
     is_over: bool = False
-    """No row is left for anybody."""
+    """Set when no row is left for any worker."""
     is_canary: bool = False
-    """The last lease was part of the canary."""
+    """Set while leases are part of the canary."""
     _not_before_s: float = 0.0
 
     def may_ask(self, now_s: float) -> bool:

@@ -11,7 +11,7 @@ from schemas.shard import LeaseKey
 
 
 class Engine(Protocol):
-    """One engine: a request in, exactly one outcome out."""
+    """An engine: a request in, exactly one outcome out."""
 
     @property
     def name(self) -> str: ...

@@ -27,7 +27,7 @@ _WAIT_S = 90.0
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One output folder and the run file that fills it."""
+    """An output folder and the run file that fills it."""
 
     folder: Path
     run_file: Path
@@ -46,7 +46,7 @@ class Run:
         return printed_json(jobs.status.main, str(self.folder), "--json")
 
     def published(self) -> pa.Table:
-        """Every row in `data/`, as any reader sees it."""
+        """Return every row in `data/`, as any reader sees it."""
         files = sorted((self.folder / "data").glob("*.parquet"))
         return pa.concat_tables([pq.read_table(file) for file in files]) if files else pa.table({})
 
@@ -55,7 +55,7 @@ class Run:
         return table["row_id"].to_pylist() if table.num_columns else []
 
     def wait_for_rows(self, num_rows: int, process: "subprocess.Popen[str]") -> None:
-        """Until so many rows are listed as published."""
+        """Wait until `num_rows` are listed as published."""
         wait_until(lambda: self._num_listed() >= num_rows or process.poll() is not None)
         assert process.poll() is None, process.communicate()
 
@@ -135,7 +135,7 @@ def write_run_file(run: Run, **settings: object) -> None:
 
 
 def printed_json(main: Callable[[list[str]], int], *arguments: str) -> dict[str, Any]:
-    """What a command that succeeds prints, run in this process."""
+    """Run a command in this process and return the JSON that it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main([*arguments]) == 0
     return json.loads(printed.getvalue())  # type: ignore[no-any-return]
@@ -160,7 +160,7 @@ def questions(num_rows: int) -> list[dict[str, Any]]:
 
 
 def below(pid: int) -> list[psutil.Process]:
-    """Every process under one, however deep."""
+    """Return the descendants of a process."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

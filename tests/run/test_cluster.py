@@ -20,8 +20,8 @@ from tests.fakes.scripted_server import Reply, ScriptedServer, answer, serving
 pytestmark = pytest.mark.ray
 
 GPUS_A_NODE, TP = 4, 2
+# Six workers need 25 s for them before the delay ends.
 NUM_ROWS = 600
-# Six workers take 25 s for them before the delay ends.
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def join(nodes: Cluster, number: int = 1) -> list[Any]:
 
 
 def workers(run: Run) -> list[dict[str, Any]]:
-    """Those that have an engine up, as `live.json` tells them."""
+    """Return the workers with an engine that is up, as in `live.json`."""
     live = run.folder / "live.json"
     reports = json.loads(live.read_text())["workers"] if live.exists() else []
     return [report for report in reports if report["state"] in ("running", "idle")]
@@ -61,7 +61,7 @@ def on(run: Run, node: Any) -> set[str]:  # noqa: ANN401 - Ray's own class for i
 
 
 def call_back(nodes: Cluster, node: Any) -> None:  # noqa: ANN401
-    """As `ray start` does for its node when it gets SIGTERM."""
+    """Drain a node as `ray start` does when it gets SIGTERM."""
     deadline_ms = int(1000 * (time.time() + 30))
     accepted, _ = GcsClient(address=nodes.address).drain_node(
         node.node_id, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "test", deadline_ms

@@ -26,7 +26,7 @@ Build = Callable[..., Coordinator]
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Build:
-    """Of a run of so many rows in a fresh folder: `coordinator(100, engines=4, min_engines=2)`."""
+    """Builds the coordinator of a fresh run: `coordinator(100, engines=4, min_engines=2)`."""
 
     def build(num_rows: int, *, engines: int, min_engines: int = 1) -> Coordinator:
         config = RunFile.model_validate(

@@ -1,4 +1,4 @@
-"""What the coordinator keeps of engines: what ran, and which rows were in flight at a death."""
+"""Records of engines: which came up, and which rows were in flight at a death."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ SAMPLES, ROWS = 2, 8
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Coordinator:
-    """Of a session that begins in the folder as it is found."""
+    """Builds the coordinator of a session in this folder."""
     return new_session(LocalFolder(tmp_path), prompts_of(ROWS // SAMPLES))
 
 

@@ -388,7 +388,7 @@ def test_given_back_rows_keep_their_losses() -> None:
 
 @dataclass(slots=True)
 class World:
-    """What the test itself knows of the rows, to hold against the ledger."""
+    """A model of the rows, kept by the test to compare with the ledger."""
 
     book: Ledger
     accepted: set[int]
@@ -468,7 +468,7 @@ def leave(world: World, worker_id: str, _: int) -> None:
 
 
 def fall_silent(world: World, worker_id: str, number: int) -> None:
-    """All but this worker are heard of; those whose time has passed lose their leases."""
+    """Renew all workers but this one; those whose time has passed lose their leases."""
     world.now_s += number % 8
     for other in world.believed:
         if other != worker_id:

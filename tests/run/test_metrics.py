@@ -26,7 +26,7 @@ Told = list[tuple[str, float, dict[str, str]]]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What is told to Ray, in order; a counter's step or a gauge's value."""
+    """Records what Ray gets, in order: a counter's step or a gauge's value."""
     found: Told = []
 
     def note(metric: Any, value: float, tags: dict[str, str]) -> None:  # noqa: ANN401
@@ -93,7 +93,7 @@ def test_part_is_counted_by_status_and_flag(told: Told) -> None:
         content_hashes=("", "", ""), num_errors=1, prompt_tokens=9, completion_tokens=70,
         worker_id="w0", flag_counts=(("looping", 2),),
     )  # fmt: skip
-    RunMetrics(run_id="r").published(part)
+    RunMetrics(run_id="r").count_part(part)
     assert told == [
         ("rows", 2, {"status": "ok"}),
         ("rows", 1, {"status": "error"}),
@@ -105,10 +105,12 @@ def test_part_is_counted_by_status_and_flag(told: Told) -> None:
 
 def test_totals_of_workers_become_steps_and_one_that_left_has_none_in_flight(told: Told) -> None:
     metrics = RunMetrics(run_id="r")
-    metrics.logged("event=step_down cause=pool change='x' worker=w1")
-    metrics.logged("event=engine_ready worker=w1")
-    metrics.tell(progress(0, worker("w0", interruptions=3), worker("w1", restarts=1)), now_s=100.0)
-    metrics.tell(progress(0, worker("w0", interruptions=5, in_flight=7)), now_s=102.0)
+    metrics.note_line("event=step_down cause=pool change='x' worker=w1")
+    metrics.note_line("event=engine_ready worker=w1")
+    metrics.update(
+        progress(0, worker("w0", interruptions=3), worker("w1", restarts=1)), now_s=100.0
+    )
+    metrics.update(progress(0, worker("w0", interruptions=5, in_flight=7)), now_s=102.0)
     assert values_of(told, "retries") == [3, 2]
     assert values_of(told, "restarts") == [1]
     assert [v for n, v, t in told if n == "ladder_step" and t == {"worker": "w1"}] == [1]
@@ -128,16 +130,16 @@ def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
     folder.write_whole(LIVE_FILE, now.to_json().encode())
     # A driver that lives: what it said last counts.
     lock.acquire(folder, lock.this_process(), lambda _: None)
-    RunMetrics(run_id="r").tell(now, now_s=100.0)
+    RunMetrics(run_id="r").update(now, now_s=100.0)
     status = run_status(folder, now_s=began.started_at_s + 100)
     assert values_of(told, "eta_seconds") == [0.5 * 86_400] == [status.eta_s]
-    RunMetrics(run_id="r").tell(replace(now, rows_done=90), now_s=101.0)
+    RunMetrics(run_id="r").update(replace(now, rows_done=90), now_s=101.0)
     assert values_of(told, "eta_seconds")[-1] == 0.0
 
 
 def test_eta_is_unknown_before_there_is_an_estimate_and_none_at_the_end(told: Told) -> None:
     metrics = RunMetrics(run_id="r")
-    metrics.tell(progress(20), now_s=100.0)
+    metrics.update(progress(20), now_s=100.0)
     assert values_of(told, "eta_seconds") == []
-    metrics.tell(replace(progress(90), rows_failed=10), now_s=1101.0)
+    metrics.update(replace(progress(90), rows_failed=10), now_s=1101.0)
     assert values_of(told, "eta_seconds") == [0.0]

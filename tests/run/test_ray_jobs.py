@@ -31,7 +31,7 @@ def begin(jobs: JobSubmissionClient, run: Run, name: str) -> None:
 
 
 def stop(jobs: JobSubmissionClient, name: str) -> None:
-    """As `ray job stop` does: returns when the job's process is gone."""
+    """Stop a job as `ray job stop` does: returns when the job's process is gone."""
     assert jobs.stop_job(name)
     wait_until(lambda: jobs.get_job_status(name).is_terminal())
     assert jobs.get_job_status(name) == JobStatus.STOPPED

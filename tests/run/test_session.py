@@ -1,4 +1,4 @@
-"""What a session starts from: the run that the folder holds and the input as it is today."""
+"""The start of a session: the run in its folder and the input as it is today."""
 
 import json
 import random
@@ -106,7 +106,7 @@ def publish_rows(
     errors: Sequence[str] = (),
     sample_index: int = 0,
 ) -> Part:
-    """What a worker and the coordinator do for these rows."""
+    """Publish these rows as a worker and the coordinator do."""
     wanted = {prompt.row_id: prompt for prompt in prompts_of(started, folder)}
     rows = [
         build(

@@ -31,7 +31,7 @@ def watched(
     engine: FakeEngine, intervals: Intervals = AT_ONCE, supply: Supply | None = None, **more: object
 ) -> Watched:
     lines: list[str] = []
-    values = {"kind": "sglang", "command": ["sglang"], "max_restarts": 3, **more}
+    values = more or {"kind": "sglang", "command": ["sglang"], "max_restarts": 3}
     watch = EngineWatch(
         engine=engine,
         config=EngineConfig.model_validate(values),
@@ -82,6 +82,22 @@ def test_later_start_is_tried_as_often_as_the_run_file_allows() -> None:
     with pytest.raises(EngineError, match="told to fail"):
         run(started(watched(engine).watch, is_first=False))
     assert engine.starts == 3
+
+
+def test_endpoint_that_is_lost_is_tried_for_as_long_as_the_run_file_says() -> None:
+    def endpoint(engine: FakeEngine, lost_after_s: float, intervals: Intervals) -> EngineWatch:
+        urls = ["http://x/v1"]
+        return watched(
+            engine, intervals, None, kind="endpoint", base_urls=urls, lost_after_s=lost_after_s
+        ).watch
+
+    engine = FakeEngine(starts_that_fail=8)
+    assert run(started(endpoint(engine, 60.0, AT_ONCE), is_first=False)) is True
+    assert engine.starts == 9
+    gone, slow = FakeEngine(starts_that_fail=10**6), Intervals(restart_backoff_s=(0.0, 0.03))
+    with pytest.raises(EngineError, match="told to fail"):
+        run(started(endpoint(gone, 0.1, slow), is_first=False))
+    assert 3 <= gone.starts <= 6
 
 
 def test_engine_that_starts_and_finishes_no_row_is_abandoned() -> None:

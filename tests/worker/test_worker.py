@@ -1,4 +1,4 @@
-"""One worker with a fake engine and the real ledger: a leased row ends once or is open again."""
+"""A worker with a fake engine and the real ledger: a leased row ends once or is open again."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,11 +33,12 @@ from tests.fakes.fake_engine import FakeEngine, echo
 
 @dataclass(slots=True)
 class Desk:
-    """One worker at its desk."""
+    """A worker at its desk."""
 
     worker: Worker
     book: LocalBook
     engine: FakeEngine
+    lines: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         asyncio.run(self.worker.run())
@@ -60,8 +61,11 @@ def desk(tmp_path: Path) -> MakeDesk:
             shard_rows=config.work.shard_rows,
             max_shard_losses=config.work.max_shard_losses,
         )
-        worker = worker_at(book, frozen(folder, prompts), fake, config, intervals=intervals)
-        return Desk(worker, book, fake)
+        lines: list[str] = []
+        worker = worker_at(
+            book, frozen(folder, prompts), fake, config, log=lines.append, intervals=intervals
+        )
+        return Desk(worker, book, fake, lines)
 
     return make
 
@@ -189,7 +193,43 @@ def test_lost_engine_is_started_again_and_its_rows_are_done(desk: MakeDesk) -> N
     each_once(at.book, 30)
     assert at.engine.starts == 2
     assert at.book.lost == ["connection: refused"]
+    assert "event=engine_lost worker=w0 cause='connection: refused'" in at.lines
+    assert at.worker.report().restarts == 1
     assert not at.book.failed
+
+
+def test_connection_that_breaks_while_the_engine_lives_costs_one_retry(desk: MakeDesk) -> None:
+    def breaks_once(request: Request) -> Outcome:
+        if not broken:
+            broken.append(request.row_id)
+            return Interruption(cause="connection: reset", connection_failed=True)
+        return echo(request)
+
+    broken: list[str] = []
+    at = desk(prompts_of(10), FakeEngine(script=breaks_once))
+    at.run()
+    each_once(at.book, 10)
+    assert at.engine.starts == 1
+    assert len(at.engine.requests) == 11
+    report = at.worker.report()
+    assert (report.interruptions, report.requests, report.restarts) == (1, 11, 0)
+    assert (report.last_cause, report.completion_tokens) == ("connection: reset", 20)
+
+
+def test_worker_is_running_while_its_last_rows_are_in_flight(desk: MakeDesk) -> None:
+    at = desk(prompts_of(2), AskedEngine(max_running_requests=4))
+    at.run()
+    busy = [report.state for report in at.book.reports if report.in_flight]
+    assert busy
+    assert set(busy) <= {"idle", "running"}
+    assert busy[-1] == "running"
+
+
+def test_fault_in_a_heartbeat_ends_the_worker(desk: MakeDesk) -> None:
+    at = desk(prompts_of(20), AskedEngine(max_running_requests=1))
+    at.book.orders = [ZeroDivisionError()]  # type: ignore[list-item]
+    with pytest.raises(AttributeError, match="drain_cause"):
+        at.run()
 
 
 def test_engine_that_never_starts_ends_the_worker(desk: MakeDesk) -> None:
@@ -476,7 +516,7 @@ class AskedEngine(FakeEngine):
     supplies: list[Supply] = field(default_factory=list)
 
     async def generate(self, request: Request) -> Outcome:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
         return await FakeEngine.generate(self, request)
 
     async def trouble(self, supply: Supply) -> str | None:
@@ -486,7 +526,7 @@ class AskedEngine(FakeEngine):
 
 @dataclass(slots=True, kw_only=True)
 class HangingEngine(FakeEngine):
-    """From request `hangs_at` on nothing is answered until it is started again."""
+    """Answers nothing from request `hangs_at` on, until it is started again."""
 
     hangs_at: int
 

@@ -1,0 +1,144 @@
+"""The worker as a Ray actor, and the coordinator behind Ray as its lease book."""
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pipeline.dataset.frozen import frozen_prompts, schema_from_text
+from pipeline.dataset.parts import stage_part
+from pipeline.engines.metered import MeteredEngine
+from pipeline.engines.served import ServedEngine
+from pipeline.errors import PipelineError
+from pipeline.quality.languages import language_detector
+from pipeline.run.placement import Place, this_place
+from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
+from pipeline.store.run_folder import LOGS
+from pipeline.worker.worker import Worker
+from schemas.manifest import FailedRow, Part
+from schemas.progress import LeaseReply, Orders, WorkerReport
+from schemas.session import SessionPlan
+from schemas.shard import LeaseKey
+
+_COPY_LOG_INTERVAL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBook:
+    """The coordinator behind Ray, as a worker's LeaseBook."""
+
+    coordinator: Any
+    place: Place
+    engine: MeteredEngine
+
+    async def lease(self, worker_id: str) -> LeaseReply:
+        return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
+
+    async def publish(
+        self, part: Part, rows: list[tuple[LeaseKey, int]]
+    ) -> set[tuple[LeaseKey, int]]:
+        # Before the part: the run ends when its last rows are published.
+        if (span := await self.engine.idle_span()) is not None:
+            await self.coordinator.note_span.remote(part.worker_id, span)
+        return await self.coordinator.publish.remote(part, rows)  # type: ignore[no-any-return]
+
+    async def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
+        await self.coordinator.set_aside.remote(key, row, failed)
+
+    async def give_back(self, key: LeaseKey, first_row: int) -> None:
+        await self.coordinator.give_back.remote(key, first_row)
+
+    async def release(self, worker_id: str) -> None:
+        await self.coordinator.release.remote(worker_id)
+
+    async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
+        await self.coordinator.engine_died.remote(rows)
+
+    async def engine_lost(self, worker_id: str, cause: str) -> None:
+        await self.coordinator.engine_lost.remote(worker_id, cause)
+
+    async def note_last_span(self, worker_id: str) -> None:
+        """Send the engine's readings since the last heartbeat that had any."""
+        if (last := self.engine.last_span()) is not None:
+            await self.coordinator.note_span.remote(worker_id, *last)
+
+    async def heartbeat(self, report: WorkerReport) -> Orders:
+        if (span := self.engine.take_span()) is not None:
+            await self.coordinator.note_span.remote(report.worker_id, span)
+        place = self.place
+        placed = replace(report, node=place.node, node_id=place.node_id, gpus=place.gpus)
+        return await self.coordinator.heartbeat.remote(placed)  # type: ignore[no-any-return]
+
+
+class WorkerActor:
+    """A worker and its engine in a process of their own."""
+
+    def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
+        # Requests to engines on this machine bypass any proxy.
+        for name in ("NO_PROXY", "no_proxy"):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._folder = folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
+        self._log_name = f"{LOGS}/engine-{worker_number}.log"
+        self._log = book.log.remote
+        frozen = frozen_prompts(folder, plan.frozen_name)
+        assert frozen is not None
+        engine = MeteredEngine(
+            served=ServedEngine(
+                config=plan.config,
+                longest_prompts=frozen.longest,
+                worker_number=worker_number,
+                log_path=folder.local_file(self._log_name),
+                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
+            )
+        )
+        self._book = RemoteBook(book, this_place(), engine)
+        self._worker = Worker(
+            worker_id=worker_id,
+            session_id=plan.session_id,
+            config=plan.config,
+            engine=engine,
+            book=self._book,
+            prompt_of=frozen.prompt,
+            stage=partial(
+                stage_part,
+                folder,
+                run_id=plan.run_id,
+                carried_schema=schema_from_text(plan.carried_schema),
+                worker_id=worker_id,
+            ),
+            log=lambda line: book.log.remote(line),
+            language_of=(
+                language_detector() if plan.config.quality.wrong_language.enabled else None
+            ),
+        )
+
+    async def run(self) -> None:
+        copying = asyncio.create_task(self._copy_log_forever())
+        try:
+            await self._worker.run()
+        finally:
+            copying.cancel()
+            await self._book.note_last_span(self._worker.worker_id)
+            await self._copy_log()
+
+    async def _copy_log_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_COPY_LOG_INTERVAL_S)
+            await self._copy_log()
+
+    async def _copy_log(self) -> None:
+        """Copy the engine's log into a folder that is not on this machine."""
+        try:
+            await asyncio.to_thread(self._folder.keep_local, self._log_name)
+        except (PipelineError, OSError) as error:
+            # No row depends on it; if the folder is gone, the next publication fails.
+            self._log(f"event=warning {self._log_name} cannot be copied: {error}")
+
+    async def stop(self) -> None:
+        self._worker.stop()
+        # At once: the engine may need longer to end than the driver waits.
+        await self._copy_log()
