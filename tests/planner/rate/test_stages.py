@@ -5,32 +5,6 @@ import random
 import pytest
 
 from pipeline.planner.rate.stages import TURN_ON_HOST_S, prefill_taken_s, round_s
-from pipeline.planner.sglang.layout import largest_share, requests_at_once, stage_layers
-
-
-def test_layers_that_are_over_go_to_the_last_stages() -> None:
-    assert stage_layers(64, 4) == (16, 16, 16, 16)
-    assert stage_layers(61, 4) == (15, 15, 15, 16)
-    assert stage_layers(62, 4) == (15, 15, 16, 16)
-
-
-def test_largest_stage_of_a_hybrid_model_holds_its_part_of_each_kind() -> None:
-    # Qwen3.6-27B: 64 layers, every fourth of full attention. Three stages hold 21, 21 and 22; the
-    # last has layers 42 to 63, of which 43, 47, ... 63 are full: 6 of 16, and 16 of 48 linear ones.
-    assert largest_share(16, 64, 3) == 6 / 16
-    # Any 22 layers in a row hold at most 17 linear ones: the bound that is planned with.
-    assert largest_share(48, 64, 3) == 17 / 48
-    assert largest_share(48, 64, 4) == 1 / 4
-    assert largest_share(48, 64, 1) == 1
-
-
-def test_micro_batches_take_whole_parts_of_the_running_requests() -> None:
-    # 46 // 4 = 11 in each of 4 micro-batches; a fifth takes two more, and then the rows are out.
-    assert requests_at_once(46, 4, 4, None) == 44
-    assert requests_at_once(46, 4, 5, None) == 46
-    assert requests_at_once(46, 4, 4, 8) == 32
-    assert requests_at_once(3, 4, 4, None) == 3
-    assert requests_at_once(46, 1, 1, None) == 46
 
 
 def test_round_waits_for_the_slowest_stage_or_for_its_own_tokens() -> None:
