@@ -250,6 +250,7 @@ def _check_priced(texts: Sequence[str], found: "list[tuple[PricedGroup, ...]]") 
 
 
 def _point(options: argparse.Namespace) -> str:
+    from pipeline.models.dtypes import load_model_as
     from pipeline.planner.estimate.rate_output import point_json, point_text
     from pipeline.planner.rate.point import PointQuery, rate_at_point
 
@@ -259,7 +260,7 @@ def _point(options: argparse.Namespace) -> str:
     _check_point(options)
     rate = rate_at_point(
         PointQuery(
-            model=options.model,
+            model=load_model_as(options.model, options.dtype),
             gpu=options.gpu,
             num_gpus=options.tp_size * options.pp_size
             if options.num_gpus is None
@@ -267,7 +268,6 @@ def _point(options: argparse.Namespace) -> str:
             tp_size=options.tp_size,
             pp_size=options.pp_size,
             dp_size=options.dp_size,
-            dtype=options.dtype,
             running_requests=options.running_requests,
             input_tokens=options.input_tokens,
             output_tokens=options.output_tokens,

@@ -12,7 +12,7 @@ from functools import cache
 from pipeline.planner.estimate.estimate import RatedGroup
 from pipeline.planner.rate.errors import ACCEPT_LENGTH_SD
 from pipeline.planner.rate.ranking import Load
-from pipeline.planner.rate.throughput import rate_at, taken_by_a_prompt_s
+from pipeline.planner.rate.throughput import prompt_cost_s, rate_at
 from schemas.estimate import LiveReading
 from schemas.plan import NoSpeculation
 
@@ -53,7 +53,7 @@ def forecast_of(rated: RatedGroup, load: Load) -> Forecast:
         return rate_at(replica, running_requests, work, accept_length=accept).tokens_per_s
 
     usual = rate_at(replica, running, work, accept_length=accept)
-    prompt_s = taken_by_a_prompt_s(replica, running, work, usual.step.step_s(), usual.accept_length)
+    prompt_s = prompt_cost_s(replica, running, work, usual.step.step_s(), usual.accept_length)
     sds = {spread.name: spread.log_sd for spread in rated.rate.spreads}
     drafts = not isinstance(replica.settings.speculation, NoSpeculation)
     return Forecast(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.models.dtypes import load_model_as
 from pipeline.planner.rate.errors import CLASS_ERRORS
 from pipeline.planner.rate.point import PointQuery, rate_at_point
 from pipeline.planner.rate.throughput import Rate
@@ -141,12 +142,11 @@ def our_rate(reading: Row) -> Rate:
     """What the estimate says about a reading, at the batch that ran."""
     return rate_at_point(
         PointQuery(
-            model=reading["model"],
+            model=load_model_as(reading["model"], reading["dtype"]),
             gpu=reading["gpu"],
             num_gpus=reading["num_gpus"],
             tp_size=reading["tp_size"],
             dp_size=reading["dp_size"],
-            dtype=reading["dtype"],
             running_requests=reading["running_requests"],
             input_tokens=reading["input_tokens"],
             output_tokens=reading["output_tokens"],

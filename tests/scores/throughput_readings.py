@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.models.dtypes import load_model_as
 from pipeline.planner.rate.kernels import FITTED, Kernels
 from pipeline.planner.rate.point import PointQuery, point_replica
 from pipeline.planner.rate.replica import Replica
@@ -117,12 +118,11 @@ def _reading(row: dict[str, Any]) -> Reading:
         else:
             known = False
     query = PointQuery(
-        model=row["model"],
+        model=load_model_as(row["model"], row["dtype"]),
         gpu=row["gpu"],
         num_gpus=row["num_gpus"],
         tp_size=row["tp_size"],
         dp_size=row["dp_size"] or 1,
-        dtype=row["dtype"],
         running_requests=row["running_requests"] or row["concurrency"],
         input_tokens=row["input_tokens"],
         output_tokens=row["output_tokens"],

@@ -1,7 +1,7 @@
-"""Which flag mends a launch, found by assessing the launch with that flag changed.
+"""Find flags that make a launch fit, by assessing the launch with each of them changed.
 
-A pool failure wants a higher fraction, a slack failure a lower one, and some launches have no
-working value; so no direction is assumed, each is tried. Advice costs a few dozen assessments.
+A failed pool needs a higher fraction, too little headroom a lower one, and some launches have no
+working value, so every value is tried. Advice costs a few dozen assessments.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def advice_for(launch: ResolvedLaunch) -> tuple[Advice, ...]:
     outcome = assess(launch)
     judged = judgement(launch, outcome)
     if judged.verdict == "fits" or (judged.stage is None and judged.doubts):
-        # Only doubts about the model or the release: no flag takes those away.
+        # No flag removes doubts about the model or the release.
         return tuple(_more_requests(launch, outcome))
     return (*_fraction_advice(launch, judged), *_other_advice(launch))
 
@@ -60,9 +60,9 @@ def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
     value = min(working, key=lambda option: abs(option - current))
     direction = "raise" if value > current else "lower"
     kind = (
-        "the pools need more than the fraction gives"
+        "the pools need more memory"
         if direction == "raise"
-        else "what lies outside the fraction needs more than it leaves"
+        else "the headroom outside the fraction is too small"
     )
     return [
         Advice(
@@ -77,8 +77,8 @@ def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
 
 def _no_fraction_reason(judged: Judgement) -> str:
     if judged.stage in ("weights", "draft_weights"):
-        return "the weights alone do not leave room on this card"
-    return "high values starve the slack before low values starve the pools"
+        return "the weights do not fit on this card"
+    return "high values leave too little headroom, low values too little for the pools"
 
 
 # --- everything else --------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _headroom_changes(launch: ResolvedLaunch) -> Iterator[Change]:
 
 
 def _more_requests(launch: ResolvedLaunch, outcome: Stopped | Sized) -> Iterator[Advice]:
-    """For a launch that fits: changes that run at least a quarter more requests."""
+    """Find changes that run at least a quarter more requests, for a launch that fits."""
     if isinstance(outcome, Stopped) or outcome.limited_by != "state slots":
         return
     for changes, reason in _state_candidates(launch):
@@ -181,12 +181,12 @@ def _shown(value: str | None) -> str:
 
 
 def changed_launch(launch: ResolvedLaunch, changes: Changes) -> ResolvedLaunch | None:
-    """The same launch with other flags, or nothing where SGLang refuses them."""
+    """Resolve the launch with other flags; None where SGLang refuses them."""
     flags = launch.flags.changed(changes)
     model = launch.model
     if "quantization" in changes:
         model = replace(model, format=online_format(model.format, flags.text("quantization")))
-    # Weights measured under another layout say nothing about this one.
+    # Weights measured under one layout do not hold for another.
     same_layout = {"tp-size", "quantization"}.isdisjoint(changes)
     calibration = launch.calibration if same_layout else None
     changed = resolve_launch(model, launch.gpu, flags, launch.rules, calibration)

@@ -1,7 +1,7 @@
-"""What the fraction never pays for: everything that lives in the memory the pools leave free.
+"""Headroom: the memory that the pools leave free, and everything that must fit in it.
 
-Fixed items follow from shapes; activations and graphs are estimates, with the public figure that
-each was fitted to. The sum is compared with the slack in `memory_budget`.
+Fixed items follow from shapes. Activations and graphs are estimates, each with the public figure
+that it was fitted to. `verdict` compares the sum with the headroom.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from schemas.plan import (
 )
 from schemas.units import GIB, MIB
 
-# FlashInfer's workspace, and the models for which SGLang asks for a larger one.
+# FlashInfer's workspace, and the models to which SGLang gives a larger one.
 # environ.py: SGLANG_FLASHINFER_WORKSPACE_SIZE; flashinfer_backend.py, 0.5.23.
 _FLASHINFER_BYTES = 384 * MIB
 _FLASHINFER_LARGE_BYTES = 512 * MIB
@@ -32,7 +32,8 @@ _FLASHINFER_LARGE = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
 _DETERMINISTIC_BYTES = 2 * GIB
 _TRTLLM_MHA_BYTES = 512 * MIB
 _TRTLLM_MLA_BYTES = 150 * MIB
-_SYMMETRIC_BYTES = 4 * GIB  # memory_hook.py: SGLANG_SYMM_MEM_PREALLOC_GB_SIZE, 0.5.23
+# memory_hook.py: SGLANG_SYMM_MEM_PREALLOC_GB_SIZE, 0.5.23
+_SYMMETRIC_BYTES = 4 * GIB
 
 # Kernels' modules, cuBLAS workspaces and fragmentation that appear with the first forwards.
 # assumed: Qwen3-0.6B on a 16 GB card ends 0.6 GiB below pool end with 0.11 GiB of graphs and
@@ -44,31 +45,31 @@ _RUNTIME_RANKS_PCIE_BYTES = 100 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadroomNeeds:
-    """Items that the free memory must hold, split by when they are claimed."""
+    """Items that must fit in the headroom, grouped by when they are allocated."""
 
     fixed: tuple[HeadroomItem, ...]
     capture: tuple[HeadroomItem, ...]
     serving: tuple[HeadroomItem, ...]
 
     def before_capture_bytes(self) -> int:
-        """Held when graph capture ends."""
+        """Return the bytes in use when graph capture ends."""
         return _sum(self.fixed) + _sum(self.capture)
 
     def total_bytes(self) -> int:
-        """Held at the first full prefill chunk."""
+        """Return the bytes in use at the first full prefill chunk."""
         return self.before_capture_bytes() + _sum(self.serving)
 
     def estimated_bytes(self) -> int:
-        """The part that is an estimate rather than a shape."""
+        """Return the bytes that are estimated rather than computed from shapes."""
         return _sum(self.capture) + _sum(self.serving)
 
     def with_logged_graphs(self, size: int) -> "HeadroomNeeds":
-        """The same, with a log's graph memory in place of the estimate."""
+        """Replace the estimate of graph memory by the size in a log."""
         logged = HeadroomItem(name="graphs", bytes=size, source="the engine's log")
         return HeadroomNeeds(fixed=self.fixed, capture=(logged,), serving=self.serving)
 
     def items(self) -> tuple[HeadroomItem, ...]:
-        """All of them, in the order they are claimed."""
+        """List all items in the order of their allocation."""
         return (*self.fixed, *self.capture, *self.serving)
 
 
@@ -108,22 +109,22 @@ def _runtime_bytes(launch: ResolvedLaunch) -> int:
         small = not gpu.nvlink and gpu.smi_mib < 40 * 1024
         size += _RUNTIME_RANKS_PCIE_BYTES if small else _RUNTIME_RANKS_BYTES
     if block_draft(launch.settings):
-        # a second model with kernels of its own; fitted with the 5090 launches below
+        # A second model with its own kernels. Fitted with the 5090 launches in _prefill_graphs.
         size += _RUNTIME_BYTES
     return size
 
 
 def block_draft(settings: PlanSettings) -> bool:
-    """Whether a draft model of several layers proposes whole blocks."""
+    """Return whether a draft model of several layers proposes whole blocks."""
     speculation = settings.speculation
     return isinstance(speculation, Speculation) and speculation.algorithm in ("DFLASH", "DSPARK")
 
 
 def _host_processes(gpu: Gpu) -> list[HeadroomItem]:
-    """On unified memory the engine's processes and the file cache share what the card leaves.
+    """Reserve unified memory for the engine's host processes and the file cache.
 
-    assumed: 12 GiB. Public launches on a DGX Spark serve at 0.80 and are killed by the system at
-    0.85, where the fraction leaves 22.5 and 16.9 GiB.
+    assumed: 12 GiB. Public launches on a DGX Spark run at a fraction of 0.80 and are killed by the
+    system at 0.85; these fractions leave 22.5 and 16.9 GiB.
     """
     if not gpu.unified_memory:
         return []
@@ -143,7 +144,7 @@ def _positive(items: list[HeadroomItem]) -> tuple[HeadroomItem, ...]:
 
 
 def _request_table(settings: PlanSettings, running: int) -> HeadroomItem:
-    """req_to_token: int32, one row a request. model_runner_kv_cache_mixin.py / configurator."""
+    """Size req_to_token: one int32 row per request, padded. memory_pool.py, 0.5.23."""
     extra = 4
     if isinstance(settings.speculation, Speculation):
         extra += settings.speculation.num_draft_tokens
@@ -199,7 +200,7 @@ def _all_to_all(launch: ResolvedLaunch) -> list[HeadroomItem]:
         per_rank = launch.flags.variable(
             "SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "1024"
         )
-        # tokens a rank x top-k, packed activations and bf16 results
+        # tokens per rank x top-k; 1 byte of packed activations and 2 of bf16 results per value
         rows = int(per_rank if per_rank.isdigit() else 1024) * model.ffn.experts_per_token
         return [_item("MegaMoE buffers", rows * model.hidden_size * 3, "layers/moe/mega_moe.py")]
     # memory_hook.py grants DeepEP 2 GiB over the decode graphs.
@@ -260,7 +261,8 @@ def activation_bytes(launch: ResolvedLaunch) -> int:
     # Attention ranks gather their chunks before the experts.
     gathered = chunk * ranks.attention_dp_size
     hidden = model.hidden_size
-    drafted = 2 * 5 * hidden * 2 if block_draft(settings) else 0  # five layers' outputs, joined
+    # A block draft reads the joined outputs of five layers.
+    drafted = 2 * 5 * hidden * 2 if block_draft(settings) else 0
     own = (
         drafted
         + 6 * hidden * 2
@@ -283,7 +285,7 @@ def _state_token_bytes(model: ModelFacts, ranks: Parallel) -> float:
         return 0.0
     width = state.heads * state.head_dim / ranks.attention_tp_size
     keys = state.groups * state.state_dim / ranks.attention_tp_size
-    # projections, their convolved copies and gates; then one fp32 state a chunk of 64 tokens
+    # projections, their convolved copies and gates; then one fp32 state per chunk of 64 tokens
     streams = 2 * (2 * width + 2 * keys) * 2 + 2 * width * 2
     states = width * state.state_dim * 4 / 64
     return streams + states

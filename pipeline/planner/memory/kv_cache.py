@@ -1,7 +1,7 @@
-"""Bytes that a token costs in the KV pool, and the tokens that a budget buys.
+"""Bytes per token in the KV pool, and the tokens that fit in a budget.
 
-SGLang model_executor/pool_configurator.py, 0.5.23; release differences come from the rules.
-`kv_pool` floors as the engine does; it refuses nothing.
+Source: SGLang model_executor/pool_configurator.py, 0.5.23; other releases by `ReleaseRules`.
+`kv_pool` rounds down as the engine does, and leaves the judgement of small pools to `sizing`.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from schemas.plan import (
 
 _ELEMENT_BYTES = {
     "bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
-    # 8-bit elements with an e8m0 scale a 32, 4-bit pairs with scales a 16
+    # 8-bit elements with one e8m0 scale per 32; 4-bit elements with one scale per 16
     "mxfp8": 1.0 + 1 / 32, "fp4_e2m1": 0.5 + 1 / 16, "nvfp4": 0.5 + 1 / 16,
 }  # fmt: skip
 
@@ -40,13 +40,13 @@ _V4_INDEX_BYTES = 128 + 4
 _C4_STATE_BYTES = 2 * 2 * (512 + 128) * 4
 _C128_STATE_BYTES = 2 * 512 * 4
 
-
-_EVICTION_TOKENS = 128  # environ.py: SGLANG_SWA_EVICTION_INTERVAL
+# environ.py: SGLANG_SWA_EVICTION_INTERVAL
+_EVICTION_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPool:
-    """What a budget buys. `bytes` is what the pool allocates, spare page included."""
+    """Tokens of the pool. `bytes` is the pool's allocation, spare page included."""
 
     tokens: int
     swa_tokens: int
@@ -55,7 +55,7 @@ class KvPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """Bytes per token: in the pool's price, and of the draft KV that nothing prices."""
+    """Bytes per token: those that SGLang prices the pool by, and draft KV that it leaves out."""
 
     priced_bytes: float
     unpriced_draft_bytes: float
@@ -67,7 +67,7 @@ class TokenCost:
 
 
 def token_cost(launch: ResolvedLaunch) -> TokenCost:
-    """What one token of `max_total_num_tokens` costs on one GPU."""
+    """Price one token of `max_total_num_tokens` on one GPU."""
     cache = launch.model.cache
     if isinstance(cache, CompressedCache):
         return _compressed_cost(launch, cache)
@@ -119,7 +119,7 @@ def _element(launch: ResolvedLaunch) -> float:
 
 
 def kv_pool(cost: TokenCost, budget_bytes: int, settings: PlanSettings) -> KvPool:
-    """Tokens that the budget buys, floored to whole pages and capped by the user."""
+    """Size the pool: whole pages within the budget, at most --max-total-tokens."""
     page = settings.page_size
     room = budget_bytes - cost.fixed_bytes
     tokens = int(room // cost.priced_bytes) if cost.priced_bytes > 0 else 0
@@ -133,18 +133,18 @@ def kv_pool(cost: TokenCost, budget_bytes: int, settings: PlanSettings) -> KvPoo
 
 
 def element_bytes(kv_cache_dtype: str) -> float:
-    """Bytes of one stored element, scales included."""
+    """Return the bytes of one stored element, scales included."""
     return _ELEMENT_BYTES.get(kv_cache_dtype, 2.0)
 
 
 def gqa_bytes(cache: GqaCache, ranks: Parallel, element: float) -> float:
-    """Keys and values by head. Fewer heads than ranks are repeated, not divided."""
+    """Bytes per token of keys and values. Each rank has at least one whole head."""
     heads = max(1, cache.kv_heads // max(ranks.attention_tp_size // ranks.dcp_size, 1))
     return heads * (cache.head_dim + cache.v_head_dim) * cache.layers * element
 
 
 def layout_bytes(cache: KvLayout, ranks: Parallel, element: float, settings: PlanSettings) -> float:
-    """Bytes a token of the target's full-length layers."""
+    """Bytes per token of the target's full-length layers."""
     if isinstance(cache, GqaCache):
         return gqa_bytes(cache, ranks, element)
     if isinstance(cache, SlidingCache):
@@ -164,7 +164,7 @@ def layout_bytes(cache: KvLayout, ranks: Parallel, element: float, settings: Pla
 
 
 def latent_elements(cache: SparseMlaCache, settings: PlanSettings) -> float:
-    """Elements of a sparse model's latent; the scaled fp8 layout of Hopper stores 656 bytes.
+    """Count the elements of a sparse model's latent; Hopper's scaled fp8 layout stores 656 bytes.
 
     kv_cache_configurator.py: calculate_mla_kv_cache_dim, 0.5.23.
     """
@@ -175,7 +175,7 @@ def latent_elements(cache: SparseMlaCache, settings: PlanSettings) -> float:
 
 
 def index_bytes(cache: SparseMlaCache) -> float:
-    """One index key: fp8 values and an fp32 scale a 128."""
+    """Bytes of one index key: fp8 values, and one fp32 scale per 128."""
     return cache.index_head_dim + cache.index_head_dim / 128 * 4
 
 
@@ -183,8 +183,10 @@ def index_bytes(cache: SparseMlaCache) -> float:
 
 
 def _request_capped_cost(launch: ResolvedLaunch, cache: SlidingCache) -> TokenCost | None:
-    """SWARequestCapPoolConfigurator: without a prefix cache the window pool holds what the given
-    requests can hold, and the rest goes to the full layers.
+    """Price tokens where SGLang sizes the window pool by requests; None where it does not.
+
+    SWARequestCapPoolConfigurator: without a prefix cache the window pool holds the windows of the
+    given requests, and the full layers get the rest.
     """
     settings = launch.settings
     requests = settings.max_running_requests
@@ -222,7 +224,7 @@ def _request_capped_cost(launch: ResolvedLaunch, cache: SlidingCache) -> TokenCo
 
 
 def _draft_cost(launch: ResolvedLaunch) -> tuple[float, float]:
-    """Draft KV a token: what the pool prices, and what it only allocates later."""
+    """Bytes per token of draft KV: priced by the pool, and only allocated later."""
     speculation = launch.settings.speculation
     if isinstance(speculation, NoSpeculation) or speculation.algorithm == "NGRAM":
         return 0.0, 0.0
@@ -237,19 +239,18 @@ def _draft_cost(launch: ResolvedLaunch) -> tuple[float, float]:
 
 
 def _block_draft_bytes(ranks: Parallel) -> float:
-    """assumed: five layers of 8 KV heads of 128 in bf16, as the published drafts have."""
+    """Bytes per token. assumed: five layers of 8 KV heads of 128 in bf16, as published."""
     return max(1, 8 // ranks.attention_tp_size) * 2 * 128 * 5 * 2.0
 
 
 def _layers_known(model: ModelFacts, speculation: Speculation) -> bool:
-    """Whether SGLang can read the draft's layer count: from a draft path, or from the config."""
+    """Return whether SGLang can read the draft's layer count, from a draft path or the config."""
     if speculation.draft_path:
         return True
     return isinstance(model.draft, BuiltInDraft) and model.draft.declared
 
 
 def _draft_layers(model: ModelFacts) -> int:
-    # Chained MTP modules share one cache layer a module that runs; one runs by default.
     return model.draft.layers if isinstance(model.draft, BuiltInDraft) else 1
 
 
@@ -266,14 +267,14 @@ def _one_layer_bytes(launch: ResolvedLaunch) -> float:
 
 
 def v4_slot_bytes(ratio: int) -> float:
-    """Bytes of one latent, page padding spread over its tokens."""
+    """Bytes of one latent, with its part of the page's padding."""
     page = _V4_PAGE_TOKENS // max(ratio, 1)
     padded = -(-page * _V4_SLOT_BYTES // _V4_PAD_BYTES) * _V4_PAD_BYTES
     return padded / page
 
 
 def _compressed_cost(launch: ResolvedLaunch, cache: CompressedCache) -> TokenCost:
-    """DSV4PoolConfigurator. Tensor parallelism divides none of it."""
+    """Price DeepSeek-V4's tokens: DSV4PoolConfigurator. Tensor parallelism divides none of it."""
     rules, swa_ratio = launch.rules, _swa_ratio(launch, default=0.1)
     speculative = not isinstance(launch.settings.speculation, NoSpeculation)
     if rules.v4_c128_state == "per_token":
@@ -298,7 +299,7 @@ def _compressed_cost(launch: ResolvedLaunch, cache: CompressedCache) -> TokenCos
 def _compressed_paged(
     cache: CompressedCache, *, speculative: bool, swa_ratio: float
 ) -> tuple[float, float]:
-    """From 0.5.21: padded pages of 256, the ratio-128 states outside the token's price."""
+    """Price tokens from 0.5.21 on: padded pages of 256, ratio-128 states outside the price."""
     ring4 = 16 if speculative else 8
     swa = v4_slot_bytes(0) * cache.layers
     swa += ring4 / _V4_PAGE_TOKENS * _C4_STATE_BYTES * cache.c4_layers
@@ -312,7 +313,7 @@ def _compressed_paged(
 def _compressed_plain(
     cache: CompressedCache, *, speculative: bool, swa_ratio: float
 ) -> tuple[float, float]:
-    """0.5.15 to 0.5.20: no padding, window pages of 128, ratio-128 states outside the price."""
+    """Price tokens of 0.5.15 to 0.5.20: no padding, pages of 128, ratio-128 states outside."""
     ring4 = 16 if speculative else 8
     swa = float(_V4_SLOT_BYTES * cache.layers)
     swa += ring4 / 128 * _C4_STATE_BYTES * cache.c4_layers
@@ -326,7 +327,7 @@ def _compressed_plain(
 def _compressed_per_token(
     cache: CompressedCache, *, speculative: bool, swa_ratio: float
 ) -> tuple[float, float]:
-    """Up to 0.5.14: no padding, window pages of 128, all states inside the token's price."""
+    """Price tokens up to 0.5.14: no padding, window pages of 128, all states in the price."""
     ring4, ring128 = (16, 256) if speculative else (8, 128)
     swa = float(_V4_SLOT_BYTES * cache.listed_layers)
     swa += ring4 / 128 * _C4_STATE_BYTES * cache.c4_layers

@@ -1,4 +1,4 @@
-"""What a person should know about a launch beside its verdict."""
+"""Warnings about a launch, and the log lines to expect from it."""
 
 from pipeline.planner.memory.headroom import largest_indexer_bytes, uses_torch_indexer
 from pipeline.planner.memory.kv_cache import KvPool
@@ -8,11 +8,12 @@ from pipeline.planner.memory.state_pool import StatePool
 from schemas.plan import CompressedCache, GqaCache, SlidingCache, SparseMlaCache
 from schemas.units import GIB
 
-_LARGE_CHECKPOINT_GIB = 200  # assumed: above this a host's memory is no longer a given
+# assumed: hosts have this much memory free
+_LARGE_CHECKPOINT_GIB = 200
 
 
 def launch_warnings(launch: ResolvedLaunch, outcome: Stopped | Sized) -> tuple[str, ...]:
-    """Lines for the reader; none of them changes the verdict."""
+    """List warnings for the reader; none of them changes the verdict."""
     notes = [*_indexer(launch, outcome), *_host_cache(launch, outcome), *_loading(launch, outcome)]
     settings = launch.settings
     if settings.max_running_requests_source.startswith("SGLang") and isinstance(outcome, Sized):
@@ -21,21 +22,23 @@ def launch_warnings(launch: ResolvedLaunch, outcome: Stopped | Sized) -> tuple[s
         line = f"Setting max_running_requests to {asked}" if v4 else f"reset to {asked}"
         notes.append(
             f"max_running_requests is {asked} by {settings.max_running_requests_source} "
-            f"('{line}' in the log): a request, not a promise; {outcome.running} run at once"
+            f"('{line}' in the log): an upper limit; {outcome.running} run at once"
         )
     if isinstance(outcome, Sized) and outcome.pool.tokens < settings.context_length:
         notes.append(
-            f"KV pool holds {outcome.pool.tokens} tokens, fewer than --context-length "
-            f"{settings.context_length}: longer requests are refused"
+            f"the KV pool has {outcome.pool.tokens} tokens, fewer than --context-length "
+            f"{settings.context_length}: SGLang refuses longer requests"
         )
     if isinstance(outcome, Sized) and outcome.cost.unpriced_draft_bytes:
         notes.append(
-            "the draft's KV is not priced by the pool and comes out of the slack; passing "
-            "--speculative-draft-model-path with the model's own path has it priced"
+            "SGLang does not count the draft's KV when it sizes the pool, so it uses headroom; to "
+            "have it counted, pass the model's own path as --speculative-draft-model-path"
         )
     notes += _micro_batches(launch, outcome)
     if launch.gpu.unified_memory:
-        notes.append("unified memory: the system's killer can end a launch that the card holds")
+        notes.append(
+            "unified memory: the system's OOM killer can end a launch that fits on the card"
+        )
     return tuple(notes)
 
 
@@ -45,61 +48,61 @@ def _micro_batches(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str
         return []
     each = ranks.largest_micro_batch or max(outcome.running // ranks.pp_size, 1)
     note = (
-        f"{ranks.pp_size} pipeline stages take {ranks.micro_batches} micro-batches of at most "
-        f"{each} requests: {outcome.at_once} of {outcome.running} run at once, without the overlap "
-        f"schedule"
+        f"{ranks.pp_size} pipeline stages run {ranks.micro_batches} micro-batches of at most "
+        f"{each} requests: {outcome.at_once} of {outcome.running} run at once; the overlap "
+        f"schedule is off"
     )
     return [note]
 
 
 def _indexer(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
-    """DeepSeek-V4 and V3.2: scratch outside the fraction, the same on every rank."""
+    """Warn of the scratch that DeepSeek-V4 and V3.2 need outside the fraction, on every rank."""
     settings = launch.settings
     if uses_torch_indexer(launch):
         return [_torch_indexer(launch)]
     if not isinstance(launch.model.cache, CompressedCache | SparseMlaCache):
         return []
     size = largest_indexer_bytes(launch)
-    slack = outcome.headroom_bytes if isinstance(outcome, Sized) else 0
-    if size <= slack / 2:
+    headroom_bytes = outcome.headroom_bytes if isinstance(outcome, Sized) else 0
+    if size <= headroom_bytes / 2:
         return []
     note = (
-        f"the sparse indexer's logits lie outside mem_fraction_static and are not divided by TP: "
-        f"a full chunk at {settings.context_length} tokens of context takes {size / GIB:.1f} GiB; "
-        f"lower --chunked-prefill-size or --context-length if such prompts come"
+        f"the sparse indexer's logits are outside mem_fraction_static and are not divided by TP: "
+        f"a full chunk at {settings.context_length} tokens of context uses {size / GIB:.1f} GiB; "
+        f"lower --chunked-prefill-size or --context-length if prompts are that long"
     )
     return [note]
 
 
 def _torch_indexer(launch: ResolvedLaunch) -> str:
-    """The torch fallback's largest buffer holds fp32 keys: 512 bytes a (row, column) pair."""
+    """Warn of the torch fallback, whose fp32 keys use 512 bytes per (row, column) pair."""
     chunk = launch.settings.chunked_prefill_size
     at_chunk = chunk * (chunk // 4) * 512 / GIB
-    # tokens n in one chunk with n x n/4 pairs: 7.5 GiB is the figure of a public failure
+    # n tokens in one chunk make n x n/4 pairs; a public failure ran out at 7.5 GiB.
     tokens = int((7.5 * GIB * 4 / 512) ** 0.5)
     return (
-        f"the sparse indexer's scratch lies outside mem_fraction_static and is not divided by TP: "
+        f"the sparse indexer's scratch is outside mem_fraction_static and is not divided by TP: "
         f"its largest buffer reaches 7.5 GiB at about {tokens / 1000:.1f}k tokens in one chunk "
-        f"({at_chunk:.1f} GiB at {chunk}); lower --chunked-prefill-size or take a release with "
+        f"({at_chunk:.1f} GiB at {chunk}); lower --chunked-prefill-size or use a release with "
         f"the TileLang indexer (0.5.17 and later)"
     )
 
 
 def _loading(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
-    """Checkpoint files are mapped, so their pages pass through the host's file cache."""
+    """Warn of large checkpoints: they are mapped, so they pass through the host's file cache."""
     ranks = launch.ranks.tp_size * launch.ranks.pp_size
     size = outcome.load.weights_bytes * ranks / GIB
     if size < _LARGE_CHECKPOINT_GIB:
         return []
     note = (
-        f"loading maps about {size:.0f} GiB of files: with less free host memory than that, "
-        f"ranks read them more than once"
+        f"loading maps about {size:.0f} GiB of files: with less free host memory, ranks read them "
+        f"more than once"
     )
     return [note]
 
 
 def _host_cache(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
-    """Hierarchical cache: host memory alone, per rank. mem_cache/hiradix_cache.py, 0.5.23."""
+    """Size the hierarchical cache, host memory per rank: mem_cache/hiradix_cache.py, 0.5.23."""
     flags = launch.flags
     if not flags.has("enable-hierarchical-cache") or isinstance(outcome, Stopped):
         return []
@@ -109,15 +112,15 @@ def _host_cache(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
         size = outcome.pool.tokens * ratio * outcome.cost.priced_bytes
     ranks = launch.ranks.tp_size * launch.ranks.pp_size
     note = (
-        f"hierarchical cache needs {size / GIB:.1f} GiB of host memory a rank, "
-        f"{size * ranks / GIB:.1f} GiB for {ranks} ranks, and 10 GiB kept back; "
-        f"it buys nothing when every prompt is distinct"
+        f"the hierarchical cache needs {size / GIB:.1f} GiB of host memory per rank, "
+        f"{size * ranks / GIB:.1f} GiB for {ranks} ranks, and 10 GiB that SGLang keeps free; "
+        f"it saves nothing when every prompt is distinct"
     )
     return [note]
 
 
 def log_lines(launch: ResolvedLaunch, outcome: Stopped | Sized, message: str) -> tuple[str, ...]:
-    """Launch lines in order; sizes in the log's "GB", which are GiB."""
+    """List the launch's log lines in order. Sizes are in the log's "GB", which are GiB."""
     load = outcome.load
     free, weights = load.free_before_bytes / GIB, load.weights_bytes / GIB
     kind = launch.model.architecture

@@ -1,7 +1,7 @@
 """Model, card, launch line, release → `LaunchPlan`: the whole forecast of one launch.
 
-The one entry for form 1 of `jobs.plan` and for the search. It joins the steps; each step's
-arithmetic lives in its own module.
+`plan_launch` serves the search and the engines, `explain_launch` the launch line of `jobs.plan`.
+Both only join the steps; each step's arithmetic is in its own module.
 """
 
 from dataclasses import dataclass, replace
@@ -22,28 +22,33 @@ from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, Mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLengths:
-    """Tokens that a request holds, for "requests at expected length"."""
+    """Lengths of the requests that the plan is for.
+
+    `context_tokens` is the mean context of the running requests, where the spread of the lengths
+    is known; `output_limit_tokens` the longest completion that is requested.
+    """
 
     prompt_tokens: int = 512
     output_tokens: int = 7680
     output_tokens_cv: float = 0.5
     context_tokens: float | None = None
-    """Mean over the running requests, where the lengths' spread is known."""
     output_limit_tokens: int | None = None
-    """The longest completion that the engine is asked for."""
 
     def total_tokens(self) -> int:
-        """Tokens in the cache at the end of the mean request."""
+        """Return the tokens in the cache at the end of the mean request."""
         return self.prompt_tokens + self.output_tokens
 
     def held_tokens(self) -> float:
-        """What one running request is reckoned to hold: its mean, else its end."""
+        """Return the tokens planned for one running request: its mean, else those at its end."""
         return self.context_tokens or self.total_tokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPlan:
-    """SGLang stops at its own arguments."""
+    """SGLang refuses the arguments.
+
+    `with_tracked_states` is the same launch with the state strategy that the refusal asks for.
+    """
 
     message: str
     model: str
@@ -52,7 +57,6 @@ class RefusedPlan:
     argv: tuple[str, ...]
     assumptions: tuple[str, ...]
     with_tracked_states: LaunchPlan | None
-    """The same launch with the strategy that the refusal asks for, where it asks for one."""
 
 
 def plan_launch(
@@ -169,7 +173,7 @@ def _plan(launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengt
 
 
 def requests_at(outcome: Stopped | Sized, lengths: ExpectedLengths) -> int:
-    """Requests of the expected length that one data-parallel rank holds at once."""
+    """Count the requests of the expected length that one data-parallel rank runs at once."""
     if isinstance(outcome, Stopped):
         return 0
     return min(outcome.at_once, int(outcome.pool.tokens // max(lengths.held_tokens(), 1)))
@@ -203,15 +207,15 @@ def _intermediate_bytes(outcome: Stopped | Sized) -> int:
 def _assumptions(
     launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths
 ) -> tuple[str, ...]:
-    found = [*notes, *launch.model.assumptions, *launch.settings.assumptions]
+    lines = [*notes, *launch.model.assumptions, *launch.settings.assumptions]
     if launch.calibration is None:
-        found.append("free memory before loading is assumed from the card and the number of ranks")
+        lines.append("free memory before loading is assumed from the card and the number of ranks")
     if not launch.model.checkpoint_bytes:
-        found.append(f"weights are computed from the config ({launch.model.format.source})")
-    found.append(
+        lines.append(f"weights are computed from the config ({launch.model.format.source})")
+    lines.append(
         f"a request ends with {lengths.prompt_tokens} prompt and "
         f"{lengths.output_tokens} output tokens"
         if lengths.context_tokens is None
-        else f"a running request holds {lengths.context_tokens:,.0f} tokens on average"
+        else f"a running request has {lengths.context_tokens:,.0f} tokens of context on average"
     )
-    return tuple(found)
+    return tuple(lines)

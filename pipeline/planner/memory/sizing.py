@@ -1,7 +1,7 @@
-"""One pass through a launch: load, size the pools, count requests, weigh the slack.
+"""Simulate one launch: load, size the pools, count requests, list the claims on the headroom.
 
 `assess` follows the order of SGLang's own launch and stops where the engine would. It works on
-expected figures; `memory_budget` asks again with better and worse ones to see how sure it is.
+expected figures; `verdict` repeats it with better and worse ones to see how sure it is.
 """
 
 import math
@@ -35,7 +35,7 @@ RUNTIME_MESSAGE = "torch.OutOfMemoryError: CUDA out of memory, at the first larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """What stands in memory before the pools are sized."""
+    """Memory before the pools are sized."""
 
     free_before_bytes: int
     weights_bytes: int
@@ -44,7 +44,7 @@ class LoadFigures:
     draft_first: bool
 
     def available_bytes(self) -> int:
-        """Free memory when the pools are sized."""
+        """Return the free memory when the pools are sized."""
         free = self.free_before_bytes - self.weights_bytes
         if self.draft_first:
             free -= self.draft_resident_bytes + self.draft_freed_bytes
@@ -65,7 +65,10 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """The pools stand. `headroom_bytes` is what they leave for everything else."""
+    """The pools fit, and `headroom_bytes` are left for everything else.
+
+    `at_once` requests of the `running` fit in the micro-batches of a pipeline.
+    """
 
     load: LoadFigures
     cost: TokenCost
@@ -73,14 +76,13 @@ class Sized:
     pool: KvPool
     running: int
     at_once: int
-    """Of `running`, those that a pipeline's micro-batches take; all where it has one stage."""
     limited_by: str
     headroom_bytes: int
     needs: HeadroomNeeds
 
 
 def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | Sized:
-    """Where a launch ends, if `available_delta_bytes` more are free than expected."""
+    """Run a launch until it fails or is sized, with `available_delta_bytes` more free memory."""
     load = load_figures(launch)
     if available_delta_bytes:
         load = replace(load, weights_bytes=load.weights_bytes - available_delta_bytes)
@@ -100,7 +102,7 @@ def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | 
 
 
 def load_figures(launch: ResolvedLaunch) -> LoadFigures:
-    """Free memory and weights: a calibration's figures where it has them."""
+    """Return free memory and weights, by the calibration where it has them."""
     known = launch.calibration
     draft = draft_weights(launch)
     resident, freed = draft.resident_bytes, draft.freed_bytes
@@ -123,11 +125,11 @@ def load_figures(launch: ResolvedLaunch) -> LoadFigures:
 
 
 def context_bytes(gpu: Gpu, ranks: Parallel) -> int:
-    """CUDA context, communicators and drivers before the weights come.
+    """Bytes of CUDA context, communicators and drivers before the weights are loaded.
 
     Fitted to public logs: 0.6-1.0 GiB on one RTX PRO 6000; 0.6-0.7 on consumer cards;
     1.36 on several RTX PRO 6000; 1.5-2.0 at TP8 on H20; 3.0 at TP4 on a B200-class card; 6-8 on
-    a DGX Spark, whose system lives in the same memory.
+    a DGX Spark, whose system uses the same memory.
     """
     if gpu.unified_memory:
         return 7 * GIB
@@ -139,7 +141,7 @@ def context_bytes(gpu: Gpu, ranks: Parallel) -> int:
 
 
 def multimodal_reserve_bytes(launch: ResolvedLaunch) -> int:
-    """What the pool leaves for images, by release and transport."""
+    """Bytes that the pool leaves free for images, by release and transport."""
     if isinstance(launch.model.vision, NoVision) or text_only(launch.flags):
         return 0
     transport = launch.flags.text("mm-feature-transport")
@@ -220,7 +222,6 @@ def _sized(
         ratio = states.slots_per_request if isinstance(states, StatePool) else 1
         message = no_requests_message(slots, ratio)
         return _stopped("state_pool", message, load, states.rest_bytes, slots, verify)
-    slack = _headroom_bytes(load, states, pool)
     needs = headroom_needs(launch, cost, pool.tokens, running)
     known, ranks = launch.calibration, launch.ranks
     if known and known.graph_bytes is not None:
@@ -235,7 +236,7 @@ def _sized(
             running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
         ),
         limited_by=limited_by,
-        headroom_bytes=slack,
+        headroom_bytes=_headroom_bytes(load, states, pool),
         needs=needs,
     )
 
@@ -243,17 +244,17 @@ def _sized(
 def running_requests(
     launch: ResolvedLaunch, pool: KvPool, states: NoStatePool | StatePool
 ) -> tuple[int, str]:
-    """Effective max_running_requests of one data-parallel rank, and what sets it.
+    """Return max_running_requests of one data-parallel rank, and what limits it.
 
     kv_cache_configurator.py: resolve_max_num_reqs.
     """
     settings = launch.settings
     estimate = min(max(int(pool.tokens / settings.context_length * 512), 2048), 4096)
-    asked = settings.max_running_requests
-    if asked is None:
+    requested = settings.max_running_requests
+    if requested is None:
         options = [(estimate, "SGLang's own limit"), (pool.tokens // 2, "KV tokens")]
     else:
-        each = max(1, asked // launch.ranks.attention_dp_size)
+        each = max(1, requested // launch.ranks.attention_dp_size)
         options = [(each, "max_running_requests")]
         if launch.rules.requests_clamped_by == "estimate":
             options.append((estimate, "SGLang's own limit"))
@@ -265,17 +266,17 @@ def running_requests(
 
 
 def _headroom_bytes(load: LoadFigures, states: NoStatePool | StatePool, pool: KvPool) -> int:
-    """Free memory after the pools, draft copies handed back or still to come."""
-    slack = load.available_bytes() - pool.bytes
+    """Return the memory free after the pools and once the draft is settled in it."""
+    free = load.available_bytes() - pool.bytes
     if isinstance(states, StatePool):
-        slack -= states.state_bytes + states.intermediate_bytes
+        free -= states.state_bytes + states.intermediate_bytes
     if load.draft_first:
-        return slack + load.draft_freed_bytes
-    return slack - load.draft_resident_bytes
+        return free + load.draft_freed_bytes
+    return free - load.draft_resident_bytes
 
 
 def load_message(gpu: Gpu, missing_bytes: int) -> str:
-    """torch, while the weights are copied."""
+    """Return torch's message while it copies the weights."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
         f"{gpu.total_bytes / GIB:.2f} GiB (the weights need {missing_bytes / GIB:.2f} GiB more)"
@@ -283,15 +284,15 @@ def load_message(gpu: Gpu, missing_bytes: int) -> str:
 
 
 def draft_load_message(gpu: Gpu, missing_bytes: int) -> str:
-    """torch, while the draft's weights are copied."""
+    """Return torch's message while it copies the draft's weights."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
         f"{gpu.total_bytes / GIB:.2f} GiB (the draft needs {missing_bytes / GIB:.2f} GiB more)"
     )
 
 
-def rest_message(rules: ReleaseRules, settings: PlanSettings, load: "LoadFigures") -> str:
-    """Nothing is left for the KV cache."""
+def rest_message(rules: ReleaseRules, settings: PlanSettings, load: LoadFigures) -> str:
+    """Return the message where nothing is left for the KV cache."""
     if not rules.draft_loads_before_pool:
         return f"{_NOT_ENOUGH} Current value: mem_fraction_static={settings.mem_fraction_static:g}"
     lowest = 1 - load.available_bytes() / load.free_before_bytes
@@ -303,12 +304,12 @@ def rest_message(rules: ReleaseRules, settings: PlanSettings, load: "LoadFigures
 
 
 def kv_message(settings: PlanSettings) -> str:
-    """The budget buys no token."""
+    """Return the message where not one token fits."""
     return f"{_NOT_ENOUGH} [Current value: {settings.mem_fraction_static:g}]"
 
 
 def slots_message(slots: int, rest: float, slot_bytes: int) -> str:
-    """The budget buys no state slot."""
+    """Return the message where not one state slot fits."""
     return (
         f"RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. "
         f"Computed max_mamba_cache_size={slots} (total_rest_memory={rest / GIB:.2f} GB, "
@@ -317,7 +318,7 @@ def slots_message(slots: int, rest: float, slot_bytes: int) -> str:
 
 
 def no_requests_message(slots: int, ratio: int) -> str:
-    """There are slots, but fewer than one request ties up."""
+    """Return the message where there are fewer slots than one request occupies."""
     return (
         f"RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
         f"requests. max_mamba_cache_size={slots}, mamba_ratio={ratio}, resulting max_num_reqs=0"
@@ -325,7 +326,7 @@ def no_requests_message(slots: int, ratio: int) -> str:
 
 
 def window_message(swa_tokens: int, window: int, settings: PlanSettings) -> str:
-    """The window pool is smaller than one window."""
+    """Return the message where the window pool is smaller than one window."""
     return (
         f"ValueError: SWA pool ({swa_tokens} tokens) cannot hold even one request "
         f"(sliding window {window}, page size {settings.page_size})"

@@ -1,7 +1,6 @@
-"""The verdict on a launch, and where one GPU's bytes go.
+"""Verdict on a launch: fits, marginal or does not fit.
 
-The rows of a budget sum to the card's memory, whatever the verdict; a shortage is a negative
-last row. How sure the verdict is comes from assessing the launch with better and worse figures.
+A verdict is sure if the launch ends the same way with better and with worse figures.
 """
 
 from dataclasses import dataclass
@@ -20,19 +19,19 @@ from pipeline.planner.memory.state_pool import StatePool
 from schemas.plan import Stage, Verdict
 from schemas.units import GIB, MIB
 
-# How far the free memory before loading lies from the catalogue, fitted to public logs.
+# Error of the free memory before loading, fitted to public logs.
 _CONTEXT_ERROR_BYTES = 410 * MIB
 _CONTEXT_ERROR_RANKS_BYTES = 614 * MIB
 # Weights from a config alone: within 1 % on logged cases, plus allocator rounding.
 _WEIGHTS_ERROR_FRACTION = 0.01
 _WEIGHTS_ROUNDING_BYTES = 256 * MIB
-# Two logged figures leave only the log's own rounding.
+# A logged figure has only the log's own rounding error.
 _CALIBRATED_ERROR_BYTES = 32 * MIB
-# Estimates of graphs and activations: three tenths either way and an allocator's worth, which
-# keeps every scored failure but one from being told to fit.
+# Error of the estimated graphs and activations: three tenths and the allocator's rounding. With it
+# all scored failures but one are not reported as fitting.
 _NEEDS_ERROR_FRACTION = 0.3
 _NEEDS_ERROR_BYTES = 400 * MIB
-# assumed: what a DGX Spark's system holds varies between reruns of one launch
+# assumed: memory of a DGX Spark's system varies by this much between reruns of one launch
 _UNIFIED_ERROR_BYTES = 4 * GIB
 # assumed: releases from here on resemble 0.5.10 enough to be planned as it
 _BARELY_KNOWN = (0, 4, 10)
@@ -40,7 +39,7 @@ _BARELY_KNOWN = (0, 4, 10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict with its stage, the engine's message and the reasons for doubt."""
+    """Verdict with its stage, the engine's message and the reasons for doubt."""
 
     verdict: Verdict
     stage: Stage | None
@@ -49,7 +48,7 @@ class Judgement:
 
 
 def uncertainty_bytes(launch: ResolvedLaunch, load: LoadFigures) -> int:
-    """How far the memory that is free for the pools may lie from the forecast."""
+    """Return the error of the memory that is free for the pools."""
     known = launch.calibration
     context = _CONTEXT_ERROR_BYTES
     if launch.ranks.tp_size * launch.ranks.pp_size > 1:
@@ -67,7 +66,7 @@ def uncertainty_bytes(launch: ResolvedLaunch, load: LoadFigures) -> int:
 
 
 def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
-    """The verdict, by asking whether better and worse figures end the same way."""
+    """Judge a launch by whether better and worse figures end the same way."""
     error = uncertainty_bytes(launch, expected.load)
     if isinstance(expected, Stopped):
         better = assess(launch, error)
@@ -75,18 +74,18 @@ def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
             return _judged("does_not_fit", expected.stage, expected.message)
         reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
         return _judged("marginal", expected.stage, expected.message, reason)
-    slack = _headroom_judgement(launch, expected)
-    if slack.verdict == "does_not_fit":
-        return slack
-    doubts = list(slack.doubts)
+    headroom = _headroom_judgement(launch, expected)
+    if headroom.verdict == "does_not_fit":
+        return headroom
+    doubts = list(headroom.doubts)
     worse = assess(launch, -error)
     if isinstance(worse, Stopped):
         doubts.append(f"{error / GIB:.2f} GiB less free memory would stop it: {worse.message}")
         return _judged("marginal", worse.stage, worse.message, *doubts)
     doubts += _doubts(launch, expected)
-    if slack.verdict == "marginal" or doubts:
-        return _judged("marginal", slack.stage, slack.message, *doubts)
-    return slack
+    if headroom.verdict == "marginal" or doubts:
+        return _judged("marginal", headroom.stage, headroom.message, *doubts)
+    return headroom
 
 
 def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -> Judgement:
@@ -113,36 +112,38 @@ def _headroom_judgement(launch: ResolvedLaunch, sized: Sized) -> Judgement:
         stage: Stage = "graph_capture" if headroom_bytes < captured else "runtime"
         message = CAPTURE_MESSAGE if stage == "graph_capture" else RUNTIME_MESSAGE
         left = (headroom_bytes - total) / GIB
-        reason = f"slack less what it must hold is {left:.2f} GiB, within ±{error / GIB:.2f}"
+        reason = f"{left:.2f} GiB of headroom are left, with an error of ±{error / GIB:.2f}"
         return _judged("marginal", stage, message, reason)
     return _judged("fits", None, "")
 
 
 def needs_error_bytes(needs_bytes: int) -> int:
-    """How far the slack's needs may lie from their estimate."""
+    """Return the error of the estimated needs."""
     return int(needs_bytes * _NEEDS_ERROR_FRACTION) + _NEEDS_ERROR_BYTES
 
 
 def _doubts(launch: ResolvedLaunch, sized: Sized) -> list[str]:
-    """Reasons to hold back that no arithmetic gives."""
+    """List reasons for doubt that are not arithmetic."""
     doubts = []
     if launch.model.nearest_family:
         doubts.append("planned as the nearest known family")
     reserve = _own_reserve_bytes(launch)
     if launch.rules.release < _BARELY_KNOWN and sized.headroom_bytes < reserve:
         doubts.append(
-            f"release {launch.rules.label} was not read, and the slack is below the "
-            f"{reserve / GIB:.1f} GiB that later releases set aside for this launch"
+            f"release {launch.rules.label} is planned as a later one, and the headroom is "
+            f"below the {reserve / GIB:.1f} GiB that later releases reserve for this launch"
         )
     if _no_spare_slot(launch, sized):
-        doubts.append("no state slot is spare beside the running requests: a chunk can crash it")
+        doubts.append(
+            "no state slot is spare beside the running requests: a prefill chunk can crash"
+        )
     return doubts
 
 
 def _no_spare_slot(launch: ResolvedLaunch, sized: Sized) -> bool:
-    """sglang#37066: a pool of exactly one request's slots has no spare one to donate.
+    """Return whether the given slots are all in use: sglang#37066.
 
-    With many requests some slot is always free again in time; with one or two it is not.
+    With many requests some slot is freed in time; with one or two it is not.
     """
     states = sized.states
     if not isinstance(states, StatePool) or not launch.flags.has("max-mamba-cache-size"):
@@ -152,7 +153,7 @@ def _no_spare_slot(launch: ResolvedLaunch, sized: Sized) -> bool:
 
 
 def _own_reserve_bytes(launch: ResolvedLaunch) -> int:
-    """What SGLang itself sets aside for activations and graphs: memory_hook.py, 0.5.23."""
+    """Return SGLang's own reserve for activations and graphs: memory_hook.py, 0.5.23."""
     settings, ranks = launch.settings, launch.ranks
     tokens = max(settings.chunked_prefill_size * ranks.attention_dp_size, 2048)
     mib = 512 + 1.5 * tokens + 128 * ranks.tp_size + 2 * settings.decode_graph_max_bs

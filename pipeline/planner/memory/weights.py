@@ -1,7 +1,6 @@
-"""Bytes of weights that one GPU holds, by format and by how the ranks divide each tensor.
+"""Bytes of weights on one GPU, by format and by how the ranks divide each tensor.
 
-`target_bytes` is what "Load weight end" reports for the model, `draft_bytes` the same line for
-its draft. Neither knows how large the card is.
+`target_bytes` is what "Load weight end" logs for the model, `draft_weights` for its draft.
 """
 
 from dataclasses import dataclass, replace
@@ -23,36 +22,37 @@ from schemas.plan import (
 )
 from schemas.units import MIB
 
-# `mem usage` is a difference of free memory, so it holds allocator rounding and what loaders
-# leave behind: +0.1 to +0.5 GiB a rank in public logs. assumed: the low end, the rest is
+# `mem usage` is a difference of free memory, so it includes allocator rounding and what loaders
+# leave behind: 0.1 to 0.5 GiB per rank in public logs. assumed: the low end; the rest is in the
 # uncertainty.
 LOAD_RESIDUE_BYTES = 128 * MIB
 
 _REPACKED = ("nvfp4", "int4", "int4-awq", "int4-gptq")
 _REPACKING_FRACTION = 0.02
 
-# Published sizes of drafts that are not in a checkpoint of their own architecture.
+# Sizes of published drafts.
 # Hugging Face file sizes quoted in public repositories: 3.8 GB and 3.7 GB.
 _DRAFT_FILE_BYTES = {"dflash2": 3_850_000_000, "qwen3.8-27b-dspark": 3_700_000_000}
-# assumed: DFLASH and DSPARK drafts have five dense layers of the target's width, as published
+# assumed: five dense layers of the target's width, as in published DFLASH and DSPARK drafts
 _BLOCK_DRAFT_LAYERS = 5
 # assumed: the DSpark tail of a DeepSeek-V4 checkpoint, whose `compress_ratios` has 46 entries
 # for 43 layers
 _V4_DSPARK_LAYERS = 3
 _ONE_RANK = parallel_of(LaunchFlags(model_path="", values=()))
-_EAGLE3_VOCAB = 32_000  # the reduced vocabulary of the published EAGLE-3 heads
+# Reduced vocabulary of the published EAGLE-3 heads.
+_EAGLE3_VOCAB = 32_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftWeights:
-    """A draft's weights on one GPU: what stays, and the embedding and head freed later."""
+    """Draft weights on one GPU: those that stay, and the embedding and head that are freed."""
 
     resident_bytes: int
     freed_bytes: int
 
 
 def target_bytes(launch: ResolvedLaunch) -> int:
-    """The model's own weights, draft excluded.
+    """Bytes of the model's own weights, draft excluded.
 
     `--torchao-config` quantises what is already on the device in bf16, so it changes nothing here
     (sglang#10736: Qwen3-Next as int8 does not load on one 96 GB card).
@@ -64,10 +64,10 @@ def target_bytes(launch: ResolvedLaunch) -> int:
 
 
 def _repacking_residue(launch: ResolvedLaunch) -> float:
-    """Four-bit experts are rearranged after loading, and the gaps stay with the allocator.
+    """Bytes that the allocator keeps after four-bit experts are repacked.
 
-    Fitted: four public logs (R1 and GLM-5 NVFP4, Kimi-K2.5 and K2.6 int4) lie 1-3.5 % of the
-    experts' bytes above the arithmetic.
+    Fitted: four public logs (R1 and GLM-5 NVFP4, Kimi-K2.5 and K2.6 int4) are 1-3.5 % of the
+    experts' bytes above the computed size.
     """
     model = launch.model
     experts = tuple(
@@ -79,7 +79,7 @@ def _repacking_residue(launch: ResolvedLaunch) -> float:
 
 
 def draft_weights(launch: ResolvedLaunch) -> DraftWeights:
-    """The draft's weights; a built-in draft first loads an embedding and a head of its own."""
+    """Size the draft; a built-in one first loads an embedding and a head of its own."""
     speculation = launch.settings.speculation
     if isinstance(speculation, NoSpeculation) or speculation.algorithm == "NGRAM":
         return DraftWeights(resident_bytes=0, freed_bytes=0)
@@ -98,13 +98,13 @@ def _built_in_draft(launch: ResolvedLaunch, speculation: Speculation) -> DraftWe
     if speculation.algorithm == "DSPARK":
         layers *= _V4_DSPARK_LAYERS / model.draft.layers
     vocabulary = [group for group in model.tensors if group.shard in ("embedding", "head")]
-    # The draft keeps its copies in the model's own type until it is handed the target's.
+    # The draft keeps its copies in 16 bits until it shares the target's.
     copies = sum(2 * group.params * rank_share(group, model, launch.ranks) for group in vocabulary)
     return DraftWeights(resident_bytes=int(layers), freed_bytes=int(copies))
 
 
 def whole_model_drafts(launch: ResolvedLaunch) -> bool:
-    """Whether the release takes the whole model for its own draft.
+    """Return whether the release loads the whole model again as the draft.
 
     Public report on GLM-5, 2026-03 (0.5.9): without spec V2, NEXTN loads the model twice.
     """
@@ -156,13 +156,13 @@ def _sum(groups: tuple[TensorGroup, ...], launch: ResolvedLaunch) -> float:
 
 
 def _stage_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
-    """The largest pipeline stage's part of a group that has layers."""
+    """Return the share of a group that the largest pipeline stage has."""
     return largest_share(group.layers, model.layers, ranks.pp_size) if group.layers > 1 else 1.0
 
 
 def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
-    """The part of a group that one rank holds."""
-    """The part of a group that one rank holds."""
+    """Return the share of a group that one rank has."""
+    """Return the share of a group that one rank has."""
     attention = 1 / ranks.attention_tp_size
     tensor = 1 / ranks.tp_size
     if group.shard == "attention":
@@ -195,7 +195,7 @@ def _group_bytes(group: TensorGroup, launch: ResolvedLaunch) -> float:
     if not isinstance(model.cache, CompressedCache):
         return plain
     # DeepSeek-V4's loader widens the e8m0 expert scales to fp32 before 0.5.17, and after it
-    # under runners other than Marlin and FlashInfer: 4 bytes a 32 values.
+    # under runners other than Marlin and FlashInfer: 4 bytes per 32 values.
     # SGLang layers/quantization/mxfp4*.py, 0.5.12 - 0.5.23.
     runner = flags.text("moe-runner-backend", "auto")
     fast = runner == "marlin" or runner.startswith("flashinfer") or runner == "auto"
@@ -208,9 +208,9 @@ def _group_bytes(group: TensorGroup, launch: ResolvedLaunch) -> float:
 
 
 def _scaled_checkpoint(launch: ResolvedLaunch) -> int:
-    """Exact file bytes, shared out as the arithmetic shares the tensors.
+    """Scale the computed weights to the exact size of the files.
 
-    The file also holds the draft layers, which the target does not load.
+    The files also contain the draft layers, which the target does not load.
     """
     model = launch.model
     alone = replace(launch, ranks=_ONE_RANK)

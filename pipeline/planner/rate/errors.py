@@ -1,7 +1,7 @@
-"""How far a predicted rate may be off, by what it was predicted for.
+"""Error of a predicted rate, by class of model and by what has been measured.
 
-Standard deviations of the logarithm of measured over predicted tokens/s, each from models and
-cards that the constants were not fitted to.
+Errors are standard deviations of the logarithm of measured over predicted tokens/s, taken on
+models and cards that the constants were not fitted to.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,28 +18,30 @@ _EIGHT_BITS = {"fp8", "fp8-block", "mxfp8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """One reason why a rate may be another. The same name in two groups is the same luck."""
+    """Reason why a measured rate may differ. Spreads of one name go together in all groups.
+
+    `log_sd` is of the logarithm of tokens/s. A heavy-tailed spread is a Student's t of 4 degrees of
+    freedom with that standard deviation.
+    """
 
     name: str
     value: str
     source: str
     measure: str
     log_sd: float
-    """Of the logarithm of tokens/s."""
     heavy_tailed: bool = False
-    """Student's t of 4 degrees of freedom, with this same standard deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassError:
-    """What readings of one class were off by."""
+    """Error of the readings of one class."""
 
     log_sd: float
     readings: int
 
 
-# measured: constants fitted without a pair of model and GPU leave 80 % of the class's readings
-# within 1.084 * 1.25 of these (five folds of whole pairs, `make estimate-fit ARGS=--folds`, 227
+# measured: with constants fitted without their pair of model and GPU, 80 % of a class's readings
+# are within 1.084 * 1.25 of these (five folds of whole pairs, `make estimate-fit ARGS=--folds`, 227
 # readings; all together: median 13 %, 81 % inside). "bf16 dense" is wider than the 0.09 of its
 # eight readings, which are all of one model.
 CLASS_ERRORS: Mapping[RateClass, ClassError] = {
@@ -49,20 +51,22 @@ CLASS_ERRORS: Mapping[RateClass, ClassError] = {
     "fp8 experts": ClassError(log_sd=0.24, readings=65),
     "4-bit": ClassError(log_sd=0.15, readings=103),
 }
-# Errors cluster by pair of model and GPU: pairs that the constants were not fitted to err by more.
+# Errors cluster by pair of model and GPU: other pairs than those fitted have larger ones.
 # measured: p80 of the folds over p80 of the fit, on the fitted pairs: 1.15 to 1.4 by class, 2.2
 # for the 23 readings of bf16 experts
 UNMEASURED_PAIR = 1.25
-RUNNING_REQUESTS_SD = 0.15  # the cap is computed, not read from the engine's log. fitted, as above
-ACCEPT_LENGTH_SD = 0.12  # assumed: 2.2 to 3.0 about 2.6 in eight cases of ten
-PIPELINE_SD = (
-    0.20  # assumed: no reading with stages; hand-over, host and bubbles are reckoned alone
-)
-RELEASE_SD = 0.10  # readings of one setting differ by up to 22 % between releases, p90
+# A cap that is computed rather than read from the engine's log. fitted, as above
+RUNNING_REQUESTS_SD = 0.15
+# assumed: 2.2 to 3.0 around 2.6 in eight cases of ten
+ACCEPT_LENGTH_SD = 0.12
+# assumed: no reading has stages; hand-over, host and bubbles are computed only
+PIPELINE_SD = 0.20
+# Readings of one setting differ by up to 22 % between releases, p90.
+RELEASE_SD = 0.10
 
 
 def rate_class_of(model: ModelFacts) -> RateClass:
-    """The class whose error a model's rate has."""
+    """Return the class of a model's rate error."""
     formats = {format_of(group, model.format) for group in model.tensors}
     moe = isinstance(model.ffn, Moe)
     if formats & _FOUR_BITS:
@@ -74,7 +78,7 @@ def rate_class_of(model: ModelFacts) -> RateClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateEvidence:
-    """What a predicted rate rests on. `accept_length` is None where MTP is off."""
+    """Facts behind a predicted rate. `accept_length` is None where MTP is off."""
 
     rate_class: RateClass
     pair_measured: bool
@@ -93,9 +97,9 @@ def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
         spreads.append(
             Spread(
                 name="running requests",
-                value="as the memory plan says ± 15 %",
+                value="memory plan ± 15 %",
                 source="fitted: computed caps against logged ones",
-                measure="the engine's log line with max_running_requests, from one launch",
+                measure="max_running_requests in the log of one launch",
                 log_sd=RUNNING_REQUESTS_SD,
             )
         )
@@ -105,7 +109,7 @@ def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
                 name="accept length",
                 value=f"{evidence.accept_length:g} ± 12 %",
                 source="assumed: thinking at temperature 1, 3 draft steps",
-                measure="the accept length that the engine logs, over 15 minutes of these prompts",
+                measure="accept length in the engine's log over 15 minutes of these prompts",
                 log_sd=ACCEPT_LENGTH_SD,
             )
         )
@@ -114,8 +118,8 @@ def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
             Spread(
                 name="pipeline stages",
                 value=f"{evidence.stages} stages ± {100 * PIPELINE_SD:.0f} %",
-                source="assumed: no reading with stages is among those fitted to",
-                measure="15 minutes of the run with these stages, and without them",
+                source="assumed: no fitted reading has pipeline stages",
+                measure="15 minutes of the run with these stages and without",
                 log_sd=PIPELINE_SD,
             )
         )
@@ -124,7 +128,7 @@ def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
             Spread(
                 name="engine release",
                 value=evidence.release,
-                source="assumed: no reading of this release is among those fitted to",
+                source="assumed: no fitted reading is of this release",
                 measure="15 minutes of the run on this release",
                 log_sd=RELEASE_SD,
             )
@@ -147,24 +151,25 @@ def _model_error(evidence: RateEvidence) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateGroup:
-    """Replicas of one launch on one kind of card."""
+    """Replicas of one launch on one kind of card.
+
+    `tokens_per_s` (net of prefill) and `running_requests` are per replica. `small_step_s` is the
+    time per token of a request that runs nearly alone, MTP included. `load_s` is the time to read
+    the weights from storage. `elasticity_to_length` is the change of log tokens/s per change of log
+    mean length: below 0 where KV limits the batch.
+    """
 
     name: str
     replicas: int
     gpus_per_replica: int
     tokens_per_s: float
-    """Of one replica, prefill taken off."""
     running_requests: float
-    """Of one replica."""
     small_step_s: float
-    """Seconds a token, of a request that runs nearly alone: the tail's pace, MTP counted in."""
     load_s: float
-    """Reading the weights, from storage to cards."""
     spreads: tuple[Spread, ...]
     elasticity_to_length: float = 0.0
-    """Change of log tokens/s a change of log mean length: below 0 where KV limits the batch."""
 
 
 def rate_of(groups: Iterable[RateGroup]) -> float:
-    """Tokens/s of all groups: one queue feeds them, so that none waits for another."""
+    """Sum tokens/s over all groups: one queue feeds them, so none waits for another."""
     return sum(group.replicas * group.tokens_per_s for group in groups)

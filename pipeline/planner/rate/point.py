@@ -1,15 +1,12 @@
-"""One point: a model on so many GPUs, at so many running requests → its rate and its step.
+"""Rate of a model on N GPUs at a given number of running requests.
 
-What `jobs.estimate --point` answers, and what the readings are scored against. The number of
-running requests is taken as given: whether they fit is the planner's question.
+`jobs.estimate --point` prints it, and published readings are scored against it. Nothing here
+checks whether the requests fit in memory.
 """
 
-import re
 from dataclasses import dataclass
 
 from pipeline.errors import PlanError
-from pipeline.models.facts import model_facts
-from pipeline.models.files import catalogue_names, find_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.launch import resolve_launch
 from pipeline.planner.rate.kernels import FITTED, Kernels
@@ -23,40 +20,29 @@ from schemas.plan import Gpu, ModelFacts, Moe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointQuery:
-    """A point as a person would write it. `running_requests` counts over all GPUs."""
+    """A point as a person writes it. `running_requests` counts over all GPUs.
 
-    model: str
+    With `output_cv` 0 all completions have the same length, as in benchmarks.
+    """
+
+    model: ModelFacts
     gpu: str
     num_gpus: int
     tp_size: int
     pp_size: int = 1
     dp_size: int = 1
-    dtype: str | None = None
     running_requests: float
     input_tokens: float
     output_tokens: float
     output_cv: float = 0.0
-    """0: every completion has the same length, as in benchmarks."""
     accept_length: float | None = None
     num_draft_tokens: int | None = None
     sglang_version: str | None = None
     attention_backend: str | None = None
-    """SGLang's own choice where it is None."""
-
-
-# Formats by the words that people use for them.
-_FORMATS = {
-    "bf16": "bf16", "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "auto": None,
-    "fp8": "fp8", "fp8-block": "fp8-block", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
-    "fp4": "nvfp4", "nvfp4": "nvfp4", "w4a16": "nvfp4", "nvfp4-w4a16": "nvfp4",
-    "fp4+fp8": None, "awq-int4": "int4-awq", "gptq-int4": "int4-gptq",
-    "int4": "int4", "awq": "int4-awq", "int4-awq": "int4-awq", "gptq": "int4-gptq",
-    "int4-gptq": "int4-gptq", "int8": "fp8", "w8a8": "fp8",
-}  # fmt: skip
 
 
 def rate_at_point(query: PointQuery, kernels: Kernels = FITTED) -> Rate:
-    """The rate of one GPU, and the step behind it."""
+    """Return the rate of one replica at a point, and its step."""
     replica, replicas = point_replica(query, kernels)
     return rate_at(
         replica,
@@ -72,13 +58,12 @@ def rate_at_point(query: PointQuery, kernels: Kernels = FITTED) -> Rate:
 
 
 def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
-    """The launch that a point speaks of, and how many copies of it the GPUs hold."""
+    """Weigh the launch of a point, and count its copies on the GPUs."""
     _check(query)
     gpu = gpu_named(query.gpu)
-    model = _model(query)
-    tp, adp, replicas = _layout(query, model)
-    # Prompts of a batch job are distinct: a prefix cache would hold nothing of use.
-    words = ["--model-path", query.model, "--tp-size", str(tp), "--disable-radix-cache"]
+    tp, adp, replicas = _layout(query)
+    # Prompts of a batch job are distinct, so a prefix cache would save nothing.
+    words = ["--model-path", query.model.name, "--tp-size", str(tp), "--disable-radix-cache"]
     if query.pp_size > 1:
         words += ["--pp-size", str(query.pp_size)]
     if adp > 1:
@@ -88,7 +73,7 @@ def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
     draft_tokens = query.num_draft_tokens or _usual_draft_tokens(query.accept_length)
     if draft_tokens is not None:
         words += _speculative_words(draft_tokens)
-    return _replica(model, gpu, words, query.sglang_version, kernels), replicas
+    return _replica(query.model, gpu, words, query.sglang_version, kernels), replicas
 
 
 def _replica(
@@ -136,55 +121,31 @@ def _check(query: PointQuery) -> None:
     most = drafts or _usual_draft_tokens(accepted)
     if accepted is not None and most is not None and not 1 <= accepted <= most:
         raise PlanError(
-            f"--mtp-accept-length: found {accepted:g}; it must lie between 1 and the "
+            f"--mtp-accept-length: found {accepted:g}; it must be between 1 and the "
             f"{most} draft tokens"
         )
 
 
 def _usual_draft_tokens(accept_length: float | None) -> int | None:
-    """4, as SGLang's MTP recipes have it; as many as a block drafter's where more are kept."""
+    """Return 4, as in SGLang's MTP recipes; 8 or 16, as of block drafts, if more are accepted."""
     if accept_length is None:
         return None
     return next((count for count in (4, 8, 16) if accept_length <= count), 16)
 
 
-def _model(query: PointQuery) -> ModelFacts:
-    word = (query.dtype or "auto").lower().strip()
-    # What stands behind a plus is the KV cache's, or the dense layers' of a mixed checkpoint.
-    first = word.partition(" + ")[0].replace("(", "-").replace(")", "").strip()
-    cleaned = re.sub(r"[ -]+", "-", first)
-    if cleaned not in _FORMATS:
-        raise PlanError(f"--dtype: found {query.dtype!r}; known: {', '.join(_FORMATS)}")
-    told = _FORMATS[cleaned]
-    if cleaned == "fp4" and "gpt-oss" in query.model.lower():
-        told = "mxfp4"  # the only four-bit form that it is published in
-    files = find_model(_published(query.model) if told == "nvfp4" else query.model)
-    model = model_facts(query.model, files.config, hf_quant=files.hf_quant, weights_format=told)
-    if "w4a16" not in cleaned or model.multiplied_in_16_bits:
-        return model
-    values = {name: getattr(model, name) for name in ModelFacts.__slots__}
-    return ModelFacts(**{**values, "multiplied_in_16_bits": True})
-
-
-def _published(model: str) -> str:
-    """NVIDIA's NVFP4 checkpoint of the model, where the catalogue has it: what is in four bits,
-    and whether it is multiplied so, differs from model to model."""
-    published = f"nvidia/{model.rsplit('/', 1)[-1]}-NVFP4"
-    return published if published in catalogue_names() else model
-
-
-def _layout(query: PointQuery, model: ModelFacts) -> tuple[int, int, int]:
-    """Ranks of one stage, attention ranks among them, and copies of all stages."""
+def _layout(query: PointQuery) -> tuple[int, int, int]:
+    """Return the ranks of one stage, its attention ranks, and the copies of all stages."""
     tp, dp = query.tp_size, query.dp_size
     num_gpus = query.num_gpus // query.pp_size
-    shared = dp > 1 and isinstance(model.ffn, Moe)
+    shared = dp > 1 and isinstance(query.model.ffn, Moe)
     if shared and num_gpus == tp * dp:
         # Attention in `dp` groups of `tp` ranks, experts over all of them.
         tp *= dp
     elif shared and dp <= tp and tp % dp == 0:
-        pass  # SGLang's own words: dp attention ranks inside tp
+        pass  # SGLang's own layout: dp attention ranks inside tp
     elif dp > 1 and num_gpus == tp * dp:
-        dp = 1  # copies of a dense model, each on ranks of its own
+        # Copies of a dense model, each on its own ranks.
+        dp = 1
     elif dp > 1:
         raise PlanError(
             f"--dp-size: found {dp}; expected a divisor of --tp-size {tp} for a model with "

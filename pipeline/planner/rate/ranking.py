@@ -1,7 +1,7 @@
-"""The search by speed: launches that fit, ranked by tokens/s for each dollar, or by tokens/s.
+"""Search by speed: launches that fit, ranked by tokens/s per dollar, or by tokens/s.
 
-MTP on or off is one of the choices: each is rated at the batch that memory leaves it, so that what
-the verify states cost in requests is set against what accepted drafts give.
+Launches with and without MTP are each rated at the batch that their memory allows, so the requests
+lost to verify states count against the accepted drafts.
 """
 
 import math
@@ -29,22 +29,21 @@ from schemas.estimate import RateCurve, RatePoint
 from schemas.plan import Gpu, LaunchPlan, ModelFacts, NoSpeculation
 
 _HIGHEST_BREAK_EVEN = 4096
-# One standard deviation down.
+# Stages must win by one standard deviation of their own error.
 UNBACKED_SHARE = math.exp(-PIPELINE_SD)
 _CURVE_POINTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the requests are like, for the search and for the rate."""
+    """Lengths of the requests; `accept_odds` of one drafted token where they are measured."""
 
     prompt_tokens_mean: float
     lengths: LengthModel
     accept_odds: float | None = None
-    """Of one drafted token being kept, where it was measured."""
 
     def workload(self) -> Workload:
-        """The lengths as the steady state feels them."""
+        """Return the lengths that the steady state depends on."""
         summary = self.lengths.summary
         return Workload(
             prompt_tokens_mean=self.prompt_tokens_mean,
@@ -53,7 +52,7 @@ class Load:
         )
 
     def expected(self) -> ExpectedLengths:
-        """The lengths as the memory search feels them."""
+        """Return the lengths that the memory plan depends on."""
         return ExpectedLengths(
             prompt_tokens=round(self.prompt_tokens_mean),
             output_tokens=max(round(self.lengths.summary.mean_tokens), 1),
@@ -63,7 +62,7 @@ class Load:
         )
 
     def accept_length(self, replica: Replica) -> float | None:
-        """Tokens that a verify step keeps, where it was measured."""
+        """Return the tokens kept per verify step; None where that is not measured."""
         speculation = replica.settings.speculation
         if isinstance(speculation, NoSpeculation) or self.accept_odds is None:
             return None
@@ -72,20 +71,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedPlan:
-    """One plan, and what it gives."""
+    """A plan and its rate over all replicas.
+
+    The price counts every card of the option, in use or not.
+    """
 
     found: FoundPlan
     replica: Replica
     resident: Resident
     tokens_per_s: float
-    """Of all replicas."""
     usd_per_million_tokens: float | None
-    """At the price given; every card of the option is paid for, whether it works or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedSearch:
-    """The plans, and what is known of MTP beside none."""
+    """Plans, and the comparison of MTP with no MTP."""
 
     plans: tuple[RatedPlan, ...]
     curves: tuple[RateCurve, ...]
@@ -123,14 +123,14 @@ def rated_search(
             break
     if not plans:
         raise PlanError(f"no plan fits {query.model.name} once its requests are held to what runs")
-    curves, break_even = _mtp_beside_none(candidates, plans[0], load)
+    curves, break_even = _mtp_comparison(candidates, plans[0], load)
     return RatedSearch(plans=tuple(plans), curves=curves, break_even_requests=break_even)
 
 
 def ranking_rate(candidate: Candidate, load: Load) -> float:
-    """Tokens/s of one replica, as it stands against others.
+    """Return tokens/s of one replica for ranking.
 
-    Stages, which no reading backs, have to win by more than what their own error may take.
+    No reading has pipeline stages, so their rate is lowered by their own error.
     """
     rate = _resident(candidate, load).rate.tokens_per_s
     return rate * UNBACKED_SHARE if candidate.launch.ranks.pp_size > 1 else rate
@@ -165,13 +165,13 @@ def _resident(candidate: Candidate, load: Load, *, limit_is_memory: bool = False
     )
 
 
-# --- MTP beside none --------------------------------------------------------------------------
+# --- MTP or none ------------------------------------------------------------------------------
 
 
-def _mtp_beside_none(
+def _mtp_comparison(
     candidates: tuple[Candidate, ...], best: RatedPlan, load: Load
 ) -> tuple[tuple[RateCurve, ...], int | None]:
-    """Tokens/s of one replica by running requests, with MTP and without, on the best's ranks."""
+    """Return tokens/s by running requests with MTP and without, on the best plan's ranks."""
     hardware, ranks = best.found.hardware, best.found.candidate.launch.ranks
     alike = [c for c in candidates if c.hardware == hardware and c.launch.ranks == ranks]
     off = next((c for c in alike if not _drafts(c)), None)
@@ -203,7 +203,7 @@ def _curve(candidate: Candidate, load: Load) -> RateCurve:
 
 
 def _break_even(off: Replica, on: Replica, load: Load) -> int | None:
-    """Running requests from which MTP gives no more than none, at equal batch."""
+    """Find the running requests from which MTP is no faster, at equal batch."""
 
     def pays(count: int) -> bool:
         return _rate(on, count, load) > _rate(off, count, load)
@@ -227,7 +227,10 @@ def _rate(replica: Replica, count: float, load: Load) -> float:
 
 
 def plan_tokens_per_s(plan: LaunchPlan, model: ModelFacts, gpu: Gpu, load: Load) -> float:
-    """At the plan's own cap; 0 where it runs no request. Raises PlanError for an unknown speed."""
+    """Rate a plan at its own cap; 0 where it runs no request.
+
+    Raises PlanError for a card of unknown speed.
+    """
     flags = parse_launch_line(plan.argv)
     ranks = parallel_of(flags)
     work = load.workload()

@@ -1,7 +1,7 @@
-"""How many requests one replica runs: the cap that memory sets, and how full it stays.
+"""Requests that one replica runs: the cap set by memory, and the part of it that decodes.
 
-The cap is the least of three: the engine's own limit, the requests whose states have slots, and
-the requests of mean context that the KV pool holds. It decides the rate more than any kernel does.
+The cap is the smallest of three: the engine's own limit, the requests with state slots, and the
+requests of mean context that fit in the KV pool. It affects the rate more than any kernel does.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.throughput import Rate, Workload, rate_at
 from schemas.plan import LinearState, ModelFacts, SlidingCache
 
-# Share of the cap that decodes at once, by the share of device time that prefill takes: requests
-# that are being prefilled hold a place and give no token. measured: 0.68-0.81 on ten SGLang cells
-# of 8,192 / 1,024 tokens, where prefill takes about half; 0.91 on one of short prompts
+# Share of the cap that decodes at once, by prefill's share of device time: requests in prefill
+# occupy a place and produce no token. measured: 0.68-0.81 on ten SGLang cells of 8,192 / 1,024
+# tokens, where prefill uses about half of the time; 0.91 on one of short prompts
 # (SGLang cookbook, 0.5.15-0.5.16 and 2026-08)
 _FULL = 0.95
 _LOST_A_PREFILL_SHARE = 0.40
@@ -23,7 +23,7 @@ _LOST_A_PREFILL_SHARE = 0.40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Requests of one replica, and the rate that they run at."""
+    """Requests of one replica in the steady state, and their rate."""
 
     cap_requests: int
     running_requests: float
@@ -33,7 +33,7 @@ class Resident:
 
 
 def cap_of(sized: Sized, model: ModelFacts, context_tokens: float) -> tuple[int, str]:
-    """Requests of one attention rank, and what limits them."""
+    """Return the requests that one attention rank runs, and what limits them."""
     context = max(context_tokens, 1.0)
     limits = [(sized.at_once, sized.limited_by), (int(sized.pool.tokens / context), "KV pool")]
     if isinstance(model.cache, SlidingCache) and sized.pool.swa_tokens:
@@ -51,9 +51,9 @@ def resident(
     accept_length: float | None = None,
     limit_is_memory: bool = False,
 ) -> Resident:
-    """The steady state of a replica with these pools. At least one request must fit.
+    """Find the steady state of a replica with these pools. At least one request must fit.
 
-    `limit_is_memory` says that the engine's limit was set to what memory holds.
+    With `limit_is_memory` the engine's limit was set to what fits in memory.
     """
     ranks = replica.ranks.attention_dp_size
     each, limited_by = cap_of(sized, replica.model, workload.context_tokens())
@@ -75,5 +75,5 @@ def resident(
 
 
 def occupancy(prefill_share: float) -> float:
-    """Share of the cap that decodes, by prefill's share of device time."""
+    """Return the share of the cap that decodes, by prefill's share of device time."""
     return _FULL - _LOST_A_PREFILL_SHARE * prefill_share

@@ -1,8 +1,8 @@
-"""From a model and hardware options to the flags that give the most.
+"""Search for the flags under which a model runs best on some hardware.
 
-`best_candidates` tries launches and returns the best of each shape that form 1 calls `fits`;
-`best_plans` makes plans of the first. What "best" means is one function: running requests here,
-tokens a second for each dollar where `rated_plans` asks.
+`best_candidates` tries launches and returns the best of each shape whose verdict is `fits`;
+`best_plans` plans the first of them. "Best" is a function of the caller: running requests by
+default, tokens/s per dollar in `ranking`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,12 +36,13 @@ from schemas.plan import BuiltInDraft, Calibration, Gpu, LaunchPlan, LinearState
 _FRACTIONS = (0.95, 0.93, 0.91, 0.89, 0.87, 0.85, 0.82, 0.78, 0.72, 0.65)
 _CHUNKS = ("8192", "4096")
 _REQUESTS = (2048, 1024, 512, 256, 128, 64, 32, 16)
-_BETWEEN = (1.5, 0.75)  # tried around the best of them
+# Tried around the best of them.
+_BETWEEN = (1.5, 0.75)
 _STEPS = (1, 2, 3)
-# The longest request that the engine is asked to hold: this many standard deviations over the
-# mean, or the model's own limit. assumed: lengths fall off about as a log-normal's do
+# Longest output to plan for: this many standard deviations above the mean, up to the model's limit.
+# assumed: lengths are about log-normal
 _TAIL_DEVIATIONS = 6
-# Room for the longest prompts beside the longest completion. assumed: four means, or this
+# Longest prompt to plan for beside the longest completion. assumed: four means, or this
 _LONG_PROMPT_TOKENS = 2048
 
 
@@ -55,7 +56,7 @@ class HardwareOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
-    """What the search may touch. The last two change what the model writes."""
+    """Flags that the search may change. The last two change the model's output."""
 
     mtp: bool = True
     prefix_cache: bool = True
@@ -67,9 +68,9 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A launch that fits, and how many copies of it the hardware holds.
+    """A launch that fits, and the number of its copies on the hardware.
 
-    `requests_a_replica` run at once by memory and by the engine's limit, each of mean length.
+    `requests_a_replica` is the number of requests of mean length that one copy runs at once.
     """
 
     hardware: HardwareOption
@@ -81,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlan:
-    """One answer of the search."""
+    """Plan of a candidate."""
 
     plan: LaunchPlan
     candidate: Candidate
@@ -109,7 +110,7 @@ Rank = Callable[[Candidate], float]
 
 
 def running_requests_in_all(candidate: Candidate) -> float:
-    """Requests of the expected length that run at once, over all replicas."""
+    """Count the requests of expected length that run at once over all replicas."""
     return candidate.replicas * candidate.requests_a_replica
 
 
@@ -149,7 +150,7 @@ def best_candidates(
     if not ranked:
         reasons = "; ".join(_why_not(query, option, lengths) for option in query.options)
         raise PlanError(f"no plan fits {model.name} on {reasons}")
-    # Equal figures: the plan with fewer flags, then the one with more tokens to spare.
+    # Ties: fewer flags first, then more tokens.
     ranked.sort(key=lambda pair: (-pair[0], len(pair[1].launch.flags.values), -_tokens(pair[1])))
     return tuple(candidate for _, candidate in ranked)
 
@@ -187,7 +188,7 @@ def _shapes(
     base: LaunchFlags,
     version: str | None,
 ) -> Iterator[Changes]:
-    """Every choice but the fraction, the chunk and the number of requests."""
+    """List all choices but the fraction, the chunk and the number of requests."""
     choices = (
         _parallel_choices(model, option, limits, base)
         + _pipeline_choices(model, option, limits, base, version),
@@ -215,7 +216,7 @@ def _parallel_choices(
         if tp * stages > option.count:
             continue
         found.append({"tp-size": str(tp)})
-        # Whole attention on every rank pays where the latent is stored whole anyway.
+        # Data-parallel attention pays off where every rank stores the whole latent anyway.
         if limits.attention_dp and model.uses_mla and tp > 1 and isinstance(model.ffn, Moe):
             found.append({"tp-size": str(tp), "dp-size": str(tp), "enable-dp-attention": ""})
     return found
@@ -235,9 +236,9 @@ def _pipeline_choices(
     base: LaunchFlags,
     version: str | None,
 ) -> list[Changes]:
-    """Stages hand over little where tensor-parallel ranks add up much: over PCIe.
+    """List pipeline layouts for cards on PCIe, where stages send less than tensor ranks.
 
-    Ranks that are given stand for the whole layout.
+    Given ranks fix the whole layout.
     """
     known = runs_in_stages(model.architecture, rules_for(version)[0])
     given = base.has("tp-size") or base.has("pp-size")
@@ -252,7 +253,7 @@ def _pipeline_choices(
 
 
 def _refused_in_stages(shape: Changes) -> bool:
-    """refusals.py tells of them too: they are left out here to spare the time."""
+    """Return whether SGLang refuses the shape; refusals.py decides it too, but later."""
     lazy = shape.get("mamba-radix-cache-strategy") == "extra_buffer_lazy"
     return "pp-size" in shape and ("speculative-algorithm" in shape or lazy)
 

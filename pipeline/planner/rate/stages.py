@@ -1,34 +1,28 @@
-"""How pipeline stages share layers, turns and requests: `--pp-size`, read from SGLang 0.5.23.
+"""Round times of pipeline stages (`--pp-size`), from SGLang 0.5.23.
 
-The running requests are dealt out to micro-batches, one a stage and `--pp-async-batch-depth` more.
-They go round the stages in a fixed order, each stage working on one at a time, and a micro-batch
-starts its next token only when the last stage has sent the one before (scheduler_pp_mixin.py:
-event_loop_pp). Every stage keeps the keys, values and states of its own layers for all of them, in
-one pool. This module knows seconds and counts, neither models nor cards.
+The running requests are divided into micro-batches, one per stage and `--pp-async-batch-depth`
+more. They go round the stages in a fixed order; each stage works on one at a time, and a
+micro-batch starts its next token only when the last stage has sent the previous one
+(scheduler_pp_mixin.py: event_loop_pp).
 """
 
 import math
 from collections.abc import Sequence
 
-# What one micro-batch waits for between two rounds: its tokens come to the host, the next batch is
-# made and launched, and no overlap schedule hides that (overrides.py:
-# _pipeline_parallel_overlap_disable). assumed: between the 2 ms that the overlap schedule saved at
-# its coming (a tenth of a step of Llama 8B, sglang#1738) and the 4 ms of another engine that
-# scheduled between steps (vllm#6854)
+# Wait of one micro-batch between two rounds: its tokens go to the host, which makes and launches
+# the next batch, and no overlap schedule hides that (overrides.py:
+# _pipeline_parallel_overlap_disable). assumed: between the 2 ms that SGLang's overlap schedule
+# saved (a tenth of a step of Llama 8B, sglang#1738) and the 4 ms of another engine that scheduled
+# between steps (vllm#6854)
 TURN_ON_HOST_S = 3e-3
 _LEAST_CHANCE = 1e-9
 
 
-# --- what a stage holds -----------------------------------------------------------------------
-
-
-# --- a round: every running request gets a token ----------------------------------------------
-
-
 def round_s(stages_s: Sequence[float], micro_batches: float) -> float:
-    """The slowest stage with one micro-batch after the other, or one micro-batch all around.
+    """Return the time of a round, in which every running request gets a token.
 
-    With fewer requests than stages there are fewer micro-batches than stages, and all wait.
+    It is bound by the slowest stage, which works on all micro-batches, or by the way of one
+    micro-batch through all stages.
     """
     return max(micro_batches * max(stages_s), sum(stages_s) + TURN_ON_HOST_S)
 
@@ -42,13 +36,13 @@ def prefill_taken_s(
     step_s: float,
     ending: float,
 ) -> float:
-    """Seconds of a replica's decoding that one prompt takes.
+    """Estimate the seconds of a replica's decoding that one prompt costs.
 
-    `alone_s` is its way through all stages, `step_s` a round without prompts, and `ending` the
-    requests of a micro-batch that end in a round, each of them followed by a prompt. A prompt takes
-    its micro-batch's turn, and holds up those behind it, which cannot pass it: a round lasts as
-    long as its fullest micro-batch needs to get around, and prompts of one round in different
-    micro-batches pass together. Chunks of one prompt follow each other through the stages.
+    `alone_s` is its time through all stages, `step_s` that of a round without prompts, and `ending`
+    the requests of a micro-batch that end in a round, each followed by a prompt. A prompt uses its
+    micro-batch's turn and delays those behind it, which cannot pass: a round lasts as long as its
+    fullest micro-batch, and prompts in different micro-batches of it go together. Chunks of one
+    prompt follow each other through the stages.
     """
     turn_s = step_s / micro_batches
     if not alone_s or not ending:
@@ -62,8 +56,10 @@ def prefill_taken_s(
 
 
 def _prompts_a_turn(ending: float) -> float:
-    """Mean prompts that a micro-batch starts a turn: x e^x = ending, as a turn with a prompt in it
-    decodes nothing, and that chance is e^-x."""
+    """Solve x e^x = ending for the mean prompts that a micro-batch starts per turn.
+
+    A turn with a prompt decodes nothing; the chance of a turn without one is e^-x.
+    """
     guess = math.log1p(ending)
     for _ in range(20):
         grown = guess * math.exp(guess)
@@ -72,7 +68,7 @@ def _prompts_a_turn(ending: float) -> float:
 
 
 def _mean_round_s(step_s: float, lap_s: float, prompts: float, micro_batches: float) -> float:
-    """The mean over Poisson counts of the fullest micro-batch's lap, at least a plain round."""
+    """Average the fullest micro-batch's lap over Poisson counts; a plain round is the least."""
     chance = below = math.exp(-prompts)
     at_most = math.pow(below, micro_batches)
     mean_s, count = at_most * step_s, 0

@@ -1,8 +1,8 @@
-"""Seconds of one decode step, and of one prefill, from what a GPU must read and multiply.
+"""Seconds of one decode step, and of one prefill, from the bytes that a GPU reads and multiplies.
 
 A roofline by parts: each part is the soft maximum of its memory time and its arithmetic time, and
 the parts add up. The constants are in `Kernels`; `make estimate-fit` fits them to published
-readings. This module knows one replica; how many run, and for how long, is decided above it.
+readings.
 """
 
 import math
@@ -20,14 +20,16 @@ from schemas.plan import (
 
 # Readings of B200 with 0.5.6 to 0.5.8 are 1.5 to 3 times as slow as those of 0.5.9 and later.
 _FASTER_SINCE = (0, 5, 9)
-_HANDED_OVER = 2  # tensors: hidden states and residual. layer_boundary/residual/batch.py, 0.5.23
-_TRITON_KV_SPLITS = 8  # triton_attention_num_kv_splits, exec_.py, 0.5.23
+# Tensors between stages: hidden states and residual. layer_boundary/residual/batch.py, 0.5.23
+_HANDED_OVER = 2
+# triton_attention_num_kv_splits, exec_.py, 0.5.23
+_TRITON_KV_SPLITS = 8
 
 
 def decode_step(replica: Replica, requests: float, context_tokens: float) -> StepParts:
-    """The step in which `requests` of the replica, `context_tokens` each, all get a token.
+    """Time a step in which `requests`, each of `context_tokens`, get their next token.
 
-    With speculation: one verify step of all draft tokens, and the draft's own steps.
+    With speculation it is one verify step of all draft tokens, and the draft's own steps.
     """
     if replica.ranks.pp_size > 1:
         return _pipeline_round(replica, requests, context_tokens)
@@ -35,14 +37,14 @@ def decode_step(replica: Replica, requests: float, context_tokens: float) -> Ste
 
 
 def turns(replica: Replica, requests: float) -> float:
-    """Micro-batches with something in them."""
+    """Count the micro-batches that have a request."""
     return max(min(float(replica.ranks.micro_batches), requests), 1.0)
 
 
 def _one_pass(
     replica: Replica, dense: tuple[WeightLoad, ...], requests: float, context_tokens: float
 ) -> StepParts:
-    """All layers, one after the other."""
+    """Time all layers on the replica's ranks, without pipeline stages."""
     verified, steps = _verified(replica.settings)
     each = requests / replica.ranks.attention_dp_size
     traffic = request_traffic(
@@ -60,9 +62,9 @@ def _one_pass(
 
 
 def _pipeline_round(replica: Replica, requests: float, context_tokens: float) -> StepParts:
-    """Every micro-batch once through all stages; the last one has the head and the draft as well.
+    """Time one round of all micro-batches; the last stage also has the head and the draft.
 
-    Each part is a mean stage's, over all micro-batches.
+    Each part is that of a mean stage, over all micro-batches.
     """
     stages, layers = replica.ranks.pp_size, replica.model.layers
     micro_batches = turns(replica, requests)
@@ -74,42 +76,46 @@ def _pipeline_round(replica: Replica, requests: float, context_tokens: float) ->
     hand_over_s = _hand_over_s(replica, tokens)
     every_stage_s = replica.kernels.step_s + hand_over_s
     layers_s = whole.step_s() - whole.draft_s - replica.kernels.step_s
-    stages_s = [every_stage_s + layers_s * held / layers for held in stage_layers(layers, stages)]
+    stages_s = [every_stage_s + layers_s * count / layers for count in stage_layers(layers, stages)]
     stages_s[-1] += head_s + whole.draft_s
-    of_a_stage = micro_batches / stages
+    per_stage = micro_batches / stages
     return StepParts(
-        dense_s=of_a_stage * (whole.dense_s + head_s),
-        experts_s=of_a_stage * whole.experts_s,
-        attention_s=of_a_stage * whole.attention_s,
-        communication_s=of_a_stage * whole.communication_s,
-        overhead_s=of_a_stage * (whole.overhead_s + (stages - 1) * replica.kernels.step_s),
-        draft_s=of_a_stage * whole.draft_s,
+        dense_s=per_stage * (whole.dense_s + head_s),
+        experts_s=per_stage * whole.experts_s,
+        attention_s=per_stage * whole.attention_s,
+        communication_s=per_stage * whole.communication_s,
+        overhead_s=per_stage * (whole.overhead_s + (stages - 1) * replica.kernels.step_s),
+        draft_s=per_stage * whole.draft_s,
         hand_over_s=micro_batches * hand_over_s,
-        idle_s=round_s(stages_s, micro_batches) - of_a_stage * sum(stages_s),
+        idle_s=round_s(stages_s, micro_batches) - per_stage * sum(stages_s),
     )
 
 
 def _hand_over_s(replica: Replica, tokens: float) -> float:
-    """Hidden states and residual, in 16 bits, to the next stage; each tensor-parallel rank sends
-    its slice, and the slices are gathered there. residual/batch.py: to_pp; parallel_state.py."""
+    """Time to send hidden states and residual, in 16 bits, to the next stage.
+
+    Each tensor-parallel rank sends its slice, and the receivers gather them. residual/batch.py:
+    to_pp; parallel_state.py.
+    """
     kernels, speed, tp = replica.kernels, replica.speed, replica.ranks.tp_size
     latency_s = kernels.nvlink_all_reduce_s if speed.nvlink else kernels.pcie_all_reduce_s
     size = _HANDED_OVER * tokens * replica.model.hidden_size * 2
-    # Of the whole, a rank gets one slice from the other stage and the rest from its own.
+    # A rank receives one slice from the previous stage and the rest from its own.
     return _HANDED_OVER * latency_s * (1 if tp == 1 else 2) + size / (
         speed.link_bytes_per_s * kernels.link
     )
 
 
 def prefill_s(replica: Replica, prompt_tokens: float) -> float:
-    """Device seconds of one prompt; without stages, what it takes from the replica's decoding."""
+    """Return the device time of one prompt; without stages, decoding stops for it."""
     if prompt_tokens <= 0:
         return 0.0
     kernels, adp = replica.kernels, replica.ranks.attention_dp_size
     seconds = sum(
         _product_s(replica, load.weight_class, load.params * prompt_tokens, load.gathered)
         for load in replica.dense
-        if load not in replica.head  # one token of the prompt asks for it
+        # Only the last token of a prompt uses the head.
+        if load not in replica.head
     )
     seconds += sum(
         _product_s(
@@ -132,19 +138,16 @@ def prefill_s(replica: Replica, prompt_tokens: float) -> float:
 
 
 def _product_s(
-    replica: Replica, kind: WeightClass, params_times_tokens: float, gathered: bool
+    replica: Replica, weight_class: WeightClass, params_times_tokens: float, gathered: bool
 ) -> float:
-    """A prefill's matrix products with the weights of one load."""
-    share = replica.kernels.prefill_gemm * _product_share(replica, kind)
+    """Time a prefill's matrix products with the weights of one load."""
+    share = replica.kernels.prefill_gemm * _product_share(replica, weight_class)
     tokens = params_times_tokens * (replica.ranks.attention_dp_size if gathered else 1)
-    return 2 * tokens / (_flops(replica, kind) * share)
-
-
-# --- loads ------------------------------------------------------------------------------------
+    return 2 * tokens / (_flops(replica, weight_class) * share)
 
 
 def _verified(settings: PlanSettings) -> tuple[int, int]:
-    """Tokens that a step verifies, and steps of the draft before it."""
+    """Return the tokens that a step verifies, and the draft's steps before it."""
     if isinstance(settings.speculation, NoSpeculation):
         return 1, 0
     return settings.speculation.num_draft_tokens, settings.speculation.steps
@@ -160,10 +163,10 @@ def _dense_s(replica: Replica, loads: tuple[WeightLoad, ...], tokens: float) -> 
         narrow = _narrow(replica, load.weight_class)
         stream = replica.speed.memory_bytes_per_s * kernels.weight_stream * narrow
         memory += load.bytes / stream + _widening_s(replica, load.weight_class, load.params)
-        seen = tokens * (adp if load.gathered else 1)
+        rows = tokens * (adp if load.gathered else 1)
         peak = _flops(replica, load.weight_class) * kernels.gemm
         peak *= _product_share(replica, load.weight_class)
-        arithmetic += 2 * seen * load.params / peak
+        arithmetic += 2 * rows * load.params / peak
     return math.hypot(memory, arithmetic)
 
 
@@ -174,7 +177,7 @@ def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -
     for load in loads:
         narrow = _narrow(replica, load.weight_class)
         share = load.experts_per_token / load.experts
-        # Experts that at least one of the tokens is sent to, were routing uniform.
+        # Share of the experts that at least one token is routed to.
         touched = 1 - (1 - share) ** (max(tokens, 1.0) ** kernels.routing)
         stream = replica.speed.memory_bytes_per_s * kernels.expert_stream * narrow
         stream *= _release_share(replica, load.weight_class)
@@ -203,7 +206,7 @@ def _cache_s(replica: Replica, traffic: RequestTraffic, requests: float, verifie
 
 
 def _longest_block_s(replica: Replica, traffic: RequestTraffic) -> float:
-    """Triton cuts a request's keys and values in eight for each head, and no finer."""
+    """Time the longest block: Triton splits a request's keys and values in eight per head."""
     cache = replica.model.cache
     if replica.settings.attention_backend != "triton" or not isinstance(cache, GqaCache):
         return 0.0
@@ -214,7 +217,7 @@ def _longest_block_s(replica: Replica, traffic: RequestTraffic) -> float:
 
 def _state_s(replica: Replica, traffic: RequestTraffic, requests: float, verified: int) -> float:
     kernels, speed = replica.kernels, replica.speed
-    # Verifying writes a state for every token, and copies the one that holds: read and write.
+    # Verifying writes a state per token, and copies the accepted one: a read and a write.
     passes = 2 if verified == 1 else 1 + verified + 2
     moved = requests * passes * traffic.state_bytes
     updates = requests * verified * traffic.state_flops
@@ -229,12 +232,12 @@ def _communication_s(replica: Replica, tokens: float) -> float:
         return 0.0
     kernels = replica.kernels
     latency = kernels.nvlink_all_reduce_s if replica.speed.nvlink else kernels.pcie_all_reduce_s
-    seen = tokens * replica.ranks.attention_dp_size
-    return _all_reduces(replica) * (latency + _transfer_s(replica, seen))
+    all_tokens = tokens * replica.ranks.attention_dp_size
+    return _all_reduces(replica) * (latency + _transfer_s(replica, all_tokens))
 
 
 def _all_reduces(replica: Replica) -> int:
-    """Two a layer; attention on whole ranks leaves the gather and the scatter of its experts."""
+    """Count the all-reduces: two per layer, or one where attention is not split over ranks."""
     if replica.ranks.attention_tp_size == 1:
         return replica.model.layers
     return 2 * replica.model.layers
@@ -259,7 +262,7 @@ def _overhead_s(replica: Replica) -> float:
 
 
 def _draft_step_s(replica: Replica, requests: float) -> float:
-    """One step of the draft: its layer, and the output head that picks its token."""
+    """Time one step of the draft: its layer, and the output head."""
     return (
         _dense_s(replica, (*replica.draft, *replica.head), requests)
         + _experts_s(replica, replica.draft_experts, requests)
@@ -267,17 +270,19 @@ def _draft_step_s(replica: Replica, requests: float) -> float:
     )
 
 
-def _narrow(replica: Replica, kind: WeightClass) -> float:
+def _narrow(replica: Replica, weight_class: WeightClass) -> float:
     kernels = replica.kernels
     vendor = 1.0 if replica.speed.vendor == "nvidia" else kernels.other_vendor
-    narrow = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[kind]
+    narrow = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[
+        weight_class
+    ]
     return vendor * narrow
 
 
-def _release_share(replica: Replica, kind: WeightClass) -> float:
-    """Of what experts reach, what they reach in this release."""
+def _release_share(replica: Replica, weight_class: WeightClass) -> float:
+    """Return the part of their usual rate that experts reach in this release."""
     blackwell = replica.speed.fp4_flops > 0 and replica.speed.vendor == "nvidia"
-    if kind == "fp8" and blackwell and _is_old(replica):
+    if weight_class == "fp8" and blackwell and _is_old(replica):
         return replica.kernels.old_fp8_experts
     return 1.0
 
@@ -287,29 +292,32 @@ def _is_old(replica: Replica) -> bool:
     return release < _FASTER_SINCE
 
 
-def _is_widened(replica: Replica, kind: WeightClass) -> bool:
-    """Whether the weights are stored narrower than the type they are multiplied in."""
-    return kind in ("int4", "fp4") and _flops(replica, kind) == replica.speed.bf16_flops
+def _is_widened(replica: Replica, weight_class: WeightClass) -> bool:
+    """Return whether weights are widened before they are multiplied."""
+    return (
+        weight_class in ("int4", "fp4")
+        and _flops(replica, weight_class) == replica.speed.bf16_flops
+    )
 
 
-def _product_share(replica: Replica, kind: WeightClass) -> float:
-    if _is_widened(replica, kind):
+def _product_share(replica: Replica, weight_class: WeightClass) -> float:
+    if _is_widened(replica, weight_class):
         kernels = replica.kernels
-        return kernels.int4_gemm if kind == "int4" else kernels.widened_gemm
-    return _narrow(replica, kind)
+        return kernels.int4_gemm if weight_class == "int4" else kernels.widened_gemm
+    return _narrow(replica, weight_class)
 
 
-def _widening_s(replica: Replica, kind: WeightClass, params: float) -> float:
-    if not _is_widened(replica, kind):
+def _widening_s(replica: Replica, weight_class: WeightClass, params: float) -> float:
+    if not _is_widened(replica, weight_class):
         return 0.0
     return params / (replica.speed.vector_flops * replica.kernels.widening)
 
 
-def _flops(replica: Replica, kind: WeightClass) -> float:
-    """The peak of the type that the product runs in: without such units, 16 bits."""
+def _flops(replica: Replica, weight_class: WeightClass) -> float:
+    """Return the peak of the type that products run in; 16 bits where the card lacks the type."""
     speed = replica.speed
-    if kind == "fp4" and not replica.model.multiplied_in_16_bits and speed.fp4_flops:
+    if weight_class == "fp4" and not replica.model.multiplied_in_16_bits and speed.fp4_flops:
         return speed.fp4_flops
-    if kind == "fp8" and speed.fp8_flops:
+    if weight_class == "fp8" and speed.fp8_flops:
         return speed.fp8_flops
     return speed.bf16_flops

@@ -1,12 +1,12 @@
-"""Tokens a second of one replica at a number of running requests, and how sure that is.
+"""Tokens/s of one replica at a number of running requests, with its error.
 
-Prefill is device time taken from decoding: with b requests running, each of them asks for one
-prefill and for its share of the decode steps, so
+Prefill uses device time that decoding loses: with b requests running, each needs one prefill and
+its share of the decode steps, so
 
-    requests a second = 1 / (prefill_s + output_tokens * step_s / (b * accept_length))
+    requests per second = 1 / (prefill_s + output_tokens * step_s / (b * accept_length))
 
-With pipeline stages a prompt takes less than its way through them: `pipeline_stages`. Whether b
-requests can run is the planner's question.
+With pipeline stages a prompt costs less than its time through them: see `stages`. `running`
+decides how many requests run.
 """
 
 import math
@@ -20,23 +20,23 @@ from pipeline.planner.rate.step_time import decode_step, prefill_s, turns
 from schemas.estimate import Band, StepParts
 from schemas.plan import ModelFacts, NoSpeculation
 
-# assumed until measured: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 a
-# step (2.2 to 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
+# assumed: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 per step (2.2 to
+# 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
 ASSUMED_ACCEPT_LENGTH = 2.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Lengths in tokens, as far as the steady state feels them."""
+    """Lengths in tokens that the steady state depends on."""
 
     prompt_tokens_mean: float
     output_tokens_mean: float
     output_tokens_cv: float
 
     def context_tokens(self) -> float:
-        """Mean context of a running request.
+        """Return the mean context of a running request.
 
-        Long requests are seen more often: E[p] + E[o] (1 + CV^2) / 2 for independent lengths.
+        Long requests are overrepresented: E[p] + E[o] (1 + CV^2) / 2 for independent lengths.
         """
         grown = self.output_tokens_mean * (1 + self.output_tokens_cv**2) / 2
         return self.prompt_tokens_mean + grown
@@ -44,17 +44,19 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Steady state of one replica."""
+    """Steady state of one replica.
+
+    `prefill_share` is of the device time; `log_sd` is the error of log tokens/s at this number of
+    running requests.
+    """
 
     running_requests: float
     step: StepParts
     accept_length: float
     prefill_share: float
-    """Of device time."""
     tokens_per_s: float
     tokens_per_s_per_gpu: Band
     log_sd: float
-    """Of the rate's error at these running requests."""
     rate_class: RateClass
 
 
@@ -66,12 +68,12 @@ def rate_at(
     accept_length: float | None = None,
     release_measured: bool = True,
 ) -> Rate:
-    """The steady state with so many requests running on one replica."""
+    """Find the steady state with N requests running on one replica."""
     speculative = not isinstance(replica.settings.speculation, NoSpeculation)
     kept = accept_length or (assumed_accept_length(replica) if speculative else 1.0)
     step = decode_step(replica, running_requests, workload.context_tokens())
     decode = workload.output_tokens_mean * step.step_s() / (running_requests * kept)
-    prefill = taken_by_a_prompt_s(replica, running_requests, workload, step.step_s(), kept)
+    prefill = prompt_cost_s(replica, running_requests, workload, step.step_s(), kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
     evidence = RateEvidence(
@@ -97,10 +99,10 @@ def rate_at(
     )
 
 
-def taken_by_a_prompt_s(
+def prompt_cost_s(
     replica: Replica, running_requests: float, workload: Workload, step_s: float, kept: float
 ) -> float:
-    """Seconds that one prompt takes from the replica's decoding; stages share its prefill."""
+    """Return the seconds of the replica's decoding that one prompt costs."""
     alone_s = prefill_s(replica, workload.prompt_tokens_mean)
     if replica.ranks.pp_size == 1:
         return alone_s
@@ -117,7 +119,7 @@ def taken_by_a_prompt_s(
 
 
 def assumed_accept_length(replica: Replica) -> float:
-    """Tokens that a verify step keeps, until measured."""
+    """Return the assumed number of tokens kept per verify step."""
     if isinstance(replica.settings.speculation, NoSpeculation):
         return 1.0
     odds = accept_odds(ASSUMED_ACCEPT_LENGTH, 4)
@@ -125,12 +127,12 @@ def assumed_accept_length(replica: Replica) -> float:
 
 
 def chained_accept_length(odds: float, num_draft_tokens: int) -> float:
-    """Tokens kept of a chain in which each drafted token is kept with the same odds."""
+    """Return the tokens kept per step if each drafted token is kept with the same odds."""
     return sum(odds**place for place in range(num_draft_tokens))
 
 
 def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
-    """The odds under which a chain keeps so many tokens a step."""
+    """Solve for the odds with which a chain keeps `accept_length` tokens per step."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -147,12 +149,12 @@ _P90_DEVIATIONS = 1.084
 
 
 def pair_is_measured(model: ModelFacts, gpu: str) -> bool:
-    """Whether readings of this model's family on this card are among those fitted to."""
+    """Return whether the fit includes readings of this model's family on this card."""
     return (model_family(model.name), gpu) in FITTED_PAIRS
 
 
 def model_family(name: str) -> str:
-    """Checkpoints of one shape, whatever their format or tuning."""
+    """Name the family of checkpoints of one shape, whatever their format or tuning."""
     tail = name.rstrip("/").rsplit("/", 1)[-1]
     for suffix in ("-Instruct", "-2507", "-NVFP4", "-AWQ", "-FP8"):
         tail = tail.replace(suffix, "")
@@ -165,6 +167,6 @@ def model_family(name: str) -> str:
 
 
 def log_band(middle: float, log_sd: float) -> Band:
-    """The middle 80 % around a median whose logarithm errs by `log_sd`."""
+    """Return the 80 % band around a median whose logarithm has this error."""
     factor = math.exp(_P90_DEVIATIONS * log_sd)
     return Band(p10=middle / factor, p50=middle, p90=middle * factor)

@@ -1,8 +1,7 @@
-"""What one decode step reads and multiplies for one request's own memory: KV cache and state.
+"""Bytes and operations of one decode step on a request's own memory: KV cache and state.
 
-Everything is per GPU and grows with the request's context, where weights do not. Sources: the
-pool layouts of `kv_cache` and `state_pool`; the absorbed MLA form of DeepSeek-V2
-(arXiv:2405.04434); the token choice of DeepSeek-V3.2 and V4.
+Everything is per GPU. Sources: the pool layouts of `kv_cache` and `state_pool`; the absorbed MLA
+form of DeepSeek-V2 (arXiv:2405.04434); the token selection of DeepSeek-V3.2 and V4.
 """
 
 from dataclasses import dataclass
@@ -35,15 +34,16 @@ _V4_LATENT = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTraffic:
-    """One request's own traffic in one step, on one GPU."""
+    """Traffic of one request in one step, on one GPU.
+
+    A step reads `state_bytes` once and writes them once. `flops` are the operations of attention
+    for one new token; `state_flops` those on the state, outside the tensor cores.
+    """
 
     kv_bytes: float
     state_bytes: float
-    """The state as it lies in memory; a step reads it once and writes it once."""
     flops: float
-    """Attention multiplications for one new token."""
     state_flops: float
-    """Operations on the state for one new token, outside the tensor cores."""
 
 
 def request_traffic(
@@ -53,12 +53,12 @@ def request_traffic(
     context_tokens: float,
     state_slot_bytes: float,
 ) -> RequestTraffic:
-    """The traffic of a request that holds `context_tokens`."""
+    """Return the traffic of a request with `context_tokens` of context."""
     kv, flops = _attention(model, settings, ranks, context_tokens)
     state_flops = 0.0
     if isinstance(model.state, LinearState) and model.state.kind != "conv":
         state = model.state
-        # The state is decayed, updated and read: three passes of two operations an element.
+        # The state is decayed, updated and read: three passes of two operations per element.
         elements = state.layers * state.heads * state.head_dim * state.state_dim
         state_flops = 6.0 * elements / ranks.attention_tp_size
     return RequestTraffic(
@@ -69,7 +69,7 @@ def request_traffic(
 def _attention(
     model: ModelFacts, settings: PlanSettings, ranks: Parallel, context: float
 ) -> tuple[float, float]:
-    """Bytes read and operations, over all layers that keep keys and values."""
+    """Return bytes read and operations, over all layers with a KV cache."""
     cache = model.cache
     heads = max(model.heads / ranks.attention_tp_size, 1.0)
     element = element_bytes(settings.kv_cache_dtype)
@@ -124,7 +124,7 @@ def _block_sparse(
 def _compressed(
     cache: CompressedCache, heads: float, context: float, topk: int
 ) -> tuple[float, float]:
-    """A window in every layer; above it chosen latents of 4 tokens, or all of 128."""
+    """Count a window per layer, and the selected latents of 4 tokens or all latents of 128."""
     near = min(context, cache.window_tokens)
     fours = min(context / 4, topk or context)
     all128 = context / 128

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.models.dtypes import load_model_as
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.lengths.lengths import output_lengths
@@ -28,7 +29,7 @@ def qwen(gpu: str, running: float, *, cv: float = 0.0, accept_length: float | No
     """Qwen3.6-27B in bf16 on one card, 512 prompt tokens."""
     return rate_at_point(
         PointQuery(
-            model="Qwen/Qwen3.6-27B", gpu=gpu, num_gpus=1, tp_size=1, dtype="bf16",
+            model=load_model_as("Qwen/Qwen3.6-27B", "bf16"), gpu=gpu, num_gpus=1, tp_size=1,
             running_requests=running, input_tokens=512, output_tokens=MEAN_TOKENS, output_cv=cv,
             accept_length=accept_length,
         )
@@ -113,7 +114,8 @@ def test_mtp_halves_the_batch_of_deepseek_v4_flash_and_loses() -> None:
     def rate(running: int, accept_length: float | None) -> float:
         return rate_at_point(
             PointQuery(
-                model="nvidia/DeepSeek-V4-Flash-NVFP4", gpu="rtx-pro-6000", num_gpus=4, tp_size=4,
+                model=facts("nvidia/DeepSeek-V4-Flash-NVFP4"),
+                gpu="rtx-pro-6000", num_gpus=4, tp_size=4,
                 running_requests=running, input_tokens=512, output_tokens=MEAN_TOKENS,
                 accept_length=accept_length,
             )

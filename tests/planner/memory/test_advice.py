@@ -102,13 +102,13 @@ def test_a_launch_short_of_state_slots_is_told_what_gives_more_requests() -> Non
     assert {advice.flag for advice in made.advice} >= {"--mamba-ssm-dtype"}
 
 
-def test_hierarchical_cache_is_host_memory_and_buys_nothing_for_distinct_prompts() -> None:
+def test_hierarchical_cache_is_host_memory_and_saves_nothing_for_distinct_prompts() -> None:
     flags = line("--enable-hierarchical-cache --hicache-size 100")
     made = planned("Qwen/Qwen3-32B", "h200", flags, advice=False)
     # 100 decimal GB = 93.1 GiB
     note = next(note for note in made.warnings if "hierarchical cache" in note)
-    assert "93.1 GiB of host memory a rank" in note
-    assert "buys nothing" in note
+    assert "93.1 GiB of host memory per rank" in note
+    assert "saves nothing" in note
 
 
 def test_a_small_pool_is_told_to_refuse_long_requests() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.models.dtypes import load_model_as
 from pipeline.planner.rate.kernels import FITTED
 from pipeline.planner.rate.point import PointQuery, point_replica
 from pipeline.planner.rate.replica import Replica
@@ -19,7 +20,9 @@ def replica(**changes: object) -> Replica:
         "input_tokens": 0,
         "output_tokens": 512,
     }
-    return point_replica(PointQuery(**{**launch, **changes}), FITTED)[0]  # type: ignore[arg-type]  # by name
+    launch |= changes
+    launch["model"] = load_model_as(str(launch["model"]), str(launch.pop("dtype")))
+    return point_replica(PointQuery(**launch), FITTED)[0]  # type: ignore[arg-type]  # by name
 
 
 def longer_context_s(launch: Replica, requests: int) -> float:
