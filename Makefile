@@ -1,9 +1,9 @@
-# Two commands do all the set-up themselves: `make demo` and `make test`.
+# `make demo` and `make test` set everything up themselves.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two processes: the tests that start Ray mostly wait, and the others run meanwhile.
+# Two processes: the tests that start Ray mostly wait, while the others run.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ demo: $(STAMP) ## regenerate the demo prompts with two small engines on this mac
 test: $(STAMP) ## run the tests
 	$(PYTEST)
 
-test-slow: $(STAMP) ## whole runs whose matter the other tests also cover below Ray (2 minutes)
+test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (2 minutes)
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP) ## format, lint, types and all tests
@@ -34,7 +34,7 @@ check: $(STAMP) ## format, lint, types and all tests
 	$(BIN)/mypy
 	$(PYTEST) -m "slow or not slow"
 
-export: $(STAMP) ## the demo's rows as a data set for training, or FOLDER=... TO=...
+export: $(STAMP) ## export the demo's rows as a training data set, or FOLDER=... TO=...
 	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)
 
 bench: $(STAMP) ## measure the planner, and memory with a million prompts and rows (half an hour)
@@ -45,50 +45,50 @@ bench: $(STAMP) ## measure the planner, and memory with a million prompts and ro
 bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
 	$(BIN)/python -m tests.benchmarks.coordinator
 
-test-cluster: $(STAMP) ## nodes in network namespaces: killed, cut off, joined; needs root (8 minutes)
+test-cluster: $(STAMP) ## kill, cut off and join nodes in network namespaces; needs root (8 minutes)
 	$(BIN)/python -m pytest -s tests/cluster/slurm_script.py tests/cluster/network_namespaces.py
 
-status: $(STAMP) ## how far the demo is, or FOLDER=...
+status: $(STAMP) ## print the status of the demo, or FOLDER=...
 	$(BIN)/python -m jobs.status $(or $(FOLDER),out/demo)
 
-report: $(STAMP) ## the demo's report as a page, or FOLDER=...
+report: $(STAMP) ## write the demo's report as a page, or FOLDER=...
 	$(BIN)/python -m jobs.report $(or $(FOLDER),out/demo)
 
-format: $(STAMP) ## rewrite the sources in the project's format
+format: $(STAMP) ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-planner-score: $(STAMP) ## score the memory planner on launches known to run or to fail
+planner-score: $(STAMP) ## score the memory planner on launches of known outcome
 	$(BIN)/python -m tests.scores.score_planner
 
-quality-score: $(STAMP) ## precision and recall of each quality flag on the labelled set
+quality-score: $(STAMP) ## print precision and recall of each quality flag on the labelled set
 	$(BIN)/python -m tests.scores.score_quality
 
 planner-oracle: $(STAMP) ## compare the memory planner with SGLang's own code (downloads 1.6 GB)
 	$(BIN)/python -m tests.scores.planner_oracle
 
 estimate: RUN ?= jobs/runs/qwen3.6-27b.yaml
-estimate: $(STAMP) ## days and dollars of a run on each hardware option: make estimate RUN=… ARGS=…
+estimate: $(STAMP) ## estimate days and dollars of a run on each hardware option: make estimate RUN=… ARGS=…
 	$(BIN)/python -m jobs.estimate $(RUN) $(ARGS)
 
-lengths-score: $(STAMP) ## how well the mean length is known while requests run, on replayed streams
+lengths-score: $(STAMP) ## score the mean length estimated while requests run, on replayed streams
 	$(BIN)/python -m tests.scores.replay_lengths
 
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
 	$(BIN)/python -m tests.scores.score_estimate
 
-estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration part of the readings (minutes)
+estimate-fit: $(STAMP) ## fit the constants of the estimate to the calibration readings (minutes)
 	$(BIN)/python -m tests.scores.fit_estimate $(ARGS)
 
-estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; ARGS=--stored: none)
+estimate-peer: $(STAMP) ## compare the estimate with aiconfigurator's (downloads 850 MB; none with ARGS=--stored)
 	$(BIN)/python -m tests.scores.peer_estimate $(ARGS)
 
-# Outside the checkout: Ray ships what lies in it.
+# Outside the checkout, because Ray uploads all files in it.
 SGLANG_ENV ?= $(HOME)/.cache/regenerate/sglang-cpu
 SGLANG_MODEL := $(SGLANG_ENV)/tiny-model
 SGLANG_HYBRID_MODEL := $(SGLANG_ENV)/tiny-hybrid
 
-test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## the real SGLang on CPU, through worker and job (2 GB, minutes)
+test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## test the real SGLang on CPU, with worker and job (2 GB, minutes)
 	SGLANG_PYTHON=$(SGLANG_ENV)/bin/python SGLANG_MODEL=$(SGLANG_MODEL) \
 	  SGLANG_HYBRID_MODEL=$(SGLANG_HYBRID_MODEL) \
 	  $(BIN)/python -m pytest tests/engines/test_real_sglang.py --durations=0

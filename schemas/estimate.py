@@ -1,7 +1,6 @@
-"""How fast, how long, how much: what the estimate learns about a job, in the order it is learned.
+"""Records of the estimate: speeds, prices, lengths, rates, options and running jobs.
 
-Rates are output tokens, never prompt and output together. A band is the p10, p50 and p90 of what
-is not known.
+Rates count output tokens, never prompt and output together.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ ReadingInput = Literal["running_requests", "step_time", "accept_length", "prefil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The middle 80 % of a figure that is not known."""
+    """Middle 80 % of an uncertain figure."""
 
     p10: float
     p50: float
@@ -28,7 +27,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpeed:
-    """What one card can move and multiply at best, dense; 0: no such units."""
+    """Peak rates of a card, dense; 0 if it has no such units."""
 
     vendor: Literal["nvidia", "amd"]
     memory_bytes_per_s: float
@@ -36,9 +35,9 @@ class GpuSpeed:
     fp8_flops: float
     fp4_flops: float
     vector_flops: float
-    """In fp32, outside the tensor cores: what widens narrow weights."""
+    """Rate in fp32 outside the tensor cores, which widens narrow weights."""
     link_bytes_per_s: float
-    """To another card of the node, in one direction."""
+    """Rate to another card of the node, in one direction."""
     nvlink: bool
     vcpus_per_gpu: float | None
     source: str
@@ -46,7 +45,7 @@ class GpuSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one GPU costs an hour, where that was read and when."""
+    """Price of a GPU-hour, with its source and date."""
 
     kind: PriceKind
     low_usd_per_gpu_hour: float
@@ -55,7 +54,7 @@ class Price:
     source: str
     date: str
     stale: bool
-    """More than 90 days old, or of no known date."""
+    """True if more than 90 days old or without a date."""
 
 
 # --- lengths -----------------------------------------------------------------------------------
@@ -63,7 +62,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLengths:
-    """Completion lengths in tokens, as written: cut at the limit."""
+    """Completion lengths in tokens, cut at the limit."""
 
     mean_tokens: float
     cv: float
@@ -71,7 +70,7 @@ class OutputLengths:
     limit_tokens: int
     at_limit_fraction: float
     mean_relative_error: float
-    """Standard error of the mean over the mean: what is not known about it."""
+    """Standard error of the mean over the mean."""
     source: str
 
 
@@ -82,7 +81,7 @@ class PromptLengths:
     mean_tokens: float
     cv: float
     sampled: int
-    """Prompts that were counted; 0 where the mean is the run file's word."""
+    """Number of counted prompts; 0 if the mean comes from the run file."""
     source: str
 
 
@@ -91,7 +90,7 @@ class PromptLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """Where the seconds of one decode step go (of one verify step and its drafts, with MTP)."""
+    """Time of a decode step by part; with MTP, of a verify step and its drafts."""
 
     dense_s: float
     experts_s: float
@@ -100,13 +99,13 @@ class StepParts:
     overhead_s: float
     draft_s: float
     hand_over_s: float = 0.0
-    """Activations from one pipeline stage to the next."""
+    """Transfer of activations to the next pipeline stage."""
     idle_s: float = 0.0
-    """A pipeline stage waits: for a slower one, for requests, for the host. The parts above it are
-    then a mean stage's."""
+    """Wait of a pipeline stage for a slower one, for requests or for the host. The parts above are
+    then those of a mean stage."""
 
     def step_s(self) -> float:
-        """The whole step."""
+        """Add up the whole step."""
         return (
             self.dense_s + self.experts_s + self.attention_s
             + self.communication_s + self.overhead_s + self.draft_s + self.hand_over_s + self.idle_s
@@ -115,7 +114,7 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePoint:
-    """One point of tokens/s against running requests, of one replica."""
+    """Point of tokens/s against running requests of one replica."""
 
     running_requests: int
     tokens_per_s: float
@@ -123,7 +122,7 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateCurve:
-    """Tokens/s against running requests for MTP on or off, each up to its own cap."""
+    """Tokens/s against running requests, with MTP on or off, up to the cap."""
 
     mtp: bool
     cap_requests: int
@@ -135,20 +134,20 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """One input that was assumed, what it may be, and what would settle it."""
+    """Assumed input, its range, and what would narrow it."""
 
     name: str
     value: str
     source: str
     variance_share: float
-    """Its part of the variance of log days, 0 to 1."""
+    """Share of the variance of log days, 0 to 1."""
     measure: str
-    """The measurement that would narrow it."""
+    """Measurement that would narrow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPlan:
-    """The launch that one kind of card runs."""
+    """Launch chosen for one kind of card."""
 
     gpu: str
     num_gpus: int
@@ -164,36 +163,36 @@ class ChosenPlan:
     """Requests that one replica runs on average: the cap times the occupancy."""
     limited_by: str
     retraction_risk: bool
-    """The p99 of the summed lengths is more than the KV pool holds."""
+    """True if the p99 of the summed lengths exceeds the KV pool."""
     argv: tuple[str, ...]
     budget: tuple[BudgetRow, ...]
     step: StepParts
     prefill_share: float
-    """Of device time."""
+    """Share of GPU time."""
     tokens_per_s_per_gpu: Band
     curves: tuple[RateCurve, ...]
     break_even_requests: int | None
-    """Running requests above which MTP gives less than none; None where the model has no MTP."""
+    """Running requests above which MTP lowers the rate; None if the model has no MTP."""
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dollars:
-    """The bill at one price."""
+    """Bill at one price."""
 
     price: Price
     usd: Band
     usd_per_million_tokens: Band
     preemption_usd: float
-    """Of the p50: work lost to preemptions, and starting again."""
+    """Part of the p50 for work lost to preemptions and for restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareEstimate:
-    """One hardware option: its plans, and what the whole job takes on it."""
+    """Hardware option: its plans, and time and cost of the whole job on it."""
 
     option: str
-    """As a person would write it: `7 x B200`, `4 x RTX PRO 6000 + 2 x B200`."""
+    """Name of the option: `7 x B200`, `4 x RTX PRO 6000 + 2 x B200`."""
     num_gpus: int
     plans: tuple[ChosenPlan, ...]
     tokens_per_s: Band
@@ -202,7 +201,7 @@ class HardwareEstimate:
     start_hours: float
     tail_hours: float
     restart_hours: float
-    """Of the p50: hours that restarts cost."""
+    """Part of the p50 for restarts."""
     bills: tuple[Dollars, ...]
     assumptions: tuple[Assumption, ...]
     """Widest first."""
@@ -211,7 +210,7 @@ class HardwareEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfitOption:
-    """An option that runs no plan, and why."""
+    """Option without a plan that runs, and the reason."""
 
     option: str
     reason: str
@@ -219,7 +218,7 @@ class UnfitOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """Every option for one run, cheapest a million tokens first."""
+    """Options of a run, the cheapest million tokens first."""
 
     model: str
     num_completions: int
@@ -228,7 +227,7 @@ class RunEstimate:
     options: tuple[HardwareEstimate, ...]
     unfit: tuple[UnfitOption, ...]
     assumptions: tuple[Assumption, ...]
-    """The three that widen the first option's band most."""
+    """Three assumptions that widen the first option's band most."""
 
 
 # --- the running job ---------------------------------------------------------------------------
@@ -236,14 +235,14 @@ class RunEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReading:
-    """One engine over one span of time, by its counters."""
+    """Readings of an engine over one span of time, by its counters."""
 
     engine: str
     start_s: float
-    """Since the job began."""
+    """Time since the job began."""
     end_s: float
     engine_age_s: float
-    """At the span's start, since the engine's first request after its launch."""
+    """Time from the engine's first request after its launch to the span's start."""
     cap_requests: int
     """Most requests that the engine admits at once."""
     running_requests: float
@@ -251,14 +250,14 @@ class LiveReading:
     tokens_per_s: float
     """Output tokens by the engine's counter, finished or not."""
     accept_length: float | None
-    """None where MTP is off or the engine does not report it."""
+    """Mean tokens kept per step; None if MTP is off or the engine does not report it."""
     prompt_tokens_per_s: float
     """Prefilled tokens, without prefix cache hits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """One input of the plan that the running job deviates from."""
+    """Input of the plan that the running job deviates from."""
 
     input: ReadingInput
     predicted: float
@@ -274,7 +273,7 @@ class GroupUpdate:
     name: str
     engines: int
     running_requests: float
-    """Per engine."""
+    """Mean per engine."""
     tokens_per_s: Band
     """Sum over the group's engines, before availability."""
     accept_length: float | None
@@ -295,7 +294,7 @@ class RunUpdate:
     rows_total: int
     rows_done: int
     completions_left: float
-    """Includes those in flight."""
+    """Completions left, including those in flight."""
     tokens_left: float
     output_lengths: OutputLengths
     expected_output_lengths: OutputLengths
@@ -310,7 +309,7 @@ class RunUpdate:
     expected_days_left: Band | None
     """Days left by the plan alone: its lengths, rates and availability."""
     usd_left: Band | None
-    """At the price below; None where no price is known."""
+    """Cost at the price below; None if no price is known."""
     price: Price | None
     counted_by: Literal["engine", "answers"]
     """`engine` if every reading comes from the engine's own counters."""
@@ -328,4 +327,4 @@ class InputSize:
     num_completions: int
     prompts: PromptLengths
     longest: Longest | None
-    """As frozen prompts note it: what the context has to hold."""
+    """Longest prompts, which the context must fit; from frozen prompts."""

@@ -1,7 +1,7 @@
-"""What the planner learns about a model, a card and a launch, in the order it is learned.
+"""Records of the memory planner: card, model, launch and plan.
 
-Bytes are ints and per GPU unless the name says otherwise; GiB (2^30 bytes) appears only in
-`plan_json` of `pipeline.planner.plan_output` and in printed text.
+Bytes are ints and per GPU unless the name says otherwise. GiB (2^30 bytes) appears only in the JSON
+of a plan and in printed text.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Shard = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One card. `smi_mib` picks SGLang's defaults, `total_bytes` is what CUDA hands out."""
+    """A card. SGLang picks defaults by `smi_mib`; CUDA can allocate `total_bytes`."""
 
     name: str
     compute_capability: int
@@ -56,7 +56,7 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GqaCache:
-    """Keys and values by head; covers plain multi-head attention."""
+    """Keys and values per head, for grouped-query and multi-head attention."""
 
     layers: int
     kv_heads: int
@@ -66,7 +66,7 @@ class GqaCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaCache:
-    """One latent vector a token; tensor parallelism does not divide it."""
+    """Latent vector per token, which tensor parallelism does not divide."""
 
     layers: int
     kv_lora_rank: int
@@ -75,7 +75,7 @@ class MlaCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlaCache:
-    """A latent vector a token, and an index key in the layers that choose their own tokens."""
+    """Latent vector per token, and an index key in the layers that select tokens."""
 
     layers: int
     kv_lora_rank: int
@@ -86,7 +86,7 @@ class SparseMlaCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingCache:
-    """Full-attention layers beside layers that keep only a window."""
+    """Full-attention layers, and layers that keep only a window."""
 
     full: GqaCache
     window: GqaCache
@@ -95,7 +95,7 @@ class SlidingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSparseCache:
-    """Keys and values by head, with an index key (and sometimes value) in the sparse layers."""
+    """Keys and values per head, with an index key (and in some an index value) in sparse layers."""
 
     layers: int
     kv_heads: int
@@ -107,7 +107,7 @@ class BlockSparseCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedCache:
-    """DeepSeek-V4: a window in every layer, latents compressed by 4 or by 128 above it.
+    """DeepSeek-V4: a window in every layer, and older latents compressed by 4 or by 128.
 
     `listed_layers` counts the config's entries, draft layers included.
     """
@@ -124,12 +124,12 @@ KvLayout = GqaCache | MlaCache | SparseMlaCache | SlidingCache | BlockSparseCach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoState:
-    """No layer keeps a recurrent state."""
+    """Model without recurrent states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearState:
-    """The recurrent state of the linear-attention layers."""
+    """Recurrent state of the linear-attention layers."""
 
     kind: Literal["gdn", "mamba2", "kda", "conv"]
     layers: int
@@ -146,12 +146,12 @@ StateLayout = NoState | LinearState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoVision:
-    """A text model."""
+    """Text model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """What the encoder adds. SGLang's fraction rule reads its own two fields."""
+    """Vision encoder. SGLang's rule for the memory fraction reads the first two fields."""
 
     hidden_size: int
     layers_seen_by_sglang: int
@@ -160,14 +160,14 @@ class Vision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """Every token goes through every weight."""
+    """Dense feed-forward layers."""
 
     intermediate_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """Routed experts; `intermediate_size` is one expert's."""
+    """Routed experts; `intermediate_size` is that of one expert."""
 
     experts: int
     experts_per_token: int
@@ -177,12 +177,12 @@ class Moe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoDraft:
-    """The checkpoint carries no draft head."""
+    """Checkpoint without a draft head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInDraft:
-    """The checkpoint's own MTP layers; `declared` where SGLang can read their number."""
+    """MTP layers of the checkpoint; `declared` if SGLang can read their number."""
 
     layers: int
     declared: bool
@@ -191,7 +191,7 @@ class BuiltInDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatRule:
-    """One line of a quantisation config: modules that match `pattern` are stored as `format`."""
+    """Rule of a quantisation config: modules that match `pattern` are stored as `format`."""
 
     pattern: str
     format: WeightFormat
@@ -199,7 +199,7 @@ class FormatRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFormat:
-    """How the weights are stored: the first rule that matches wins, then the scope's default."""
+    """Formats of the weights: the first matching rule, else the default of the scope."""
 
     base: WeightFormat
     rules: tuple[FormatRule, ...]
@@ -211,7 +211,7 @@ class CheckpointFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the planner knows about a checkpoint."""
+    """Facts of a checkpoint."""
 
     name: str
     architecture: str
@@ -225,7 +225,7 @@ class ModelFacts:
     context_length: int
     uses_mla: bool
     sparse_topk_tokens: int
-    """Cached tokens that a step attends to; 0 where it attends to all."""
+    """Cached tokens that a step attends to; 0 for all."""
     cache: KvLayout
     state: StateLayout
     vision: NoVision | Vision
@@ -234,7 +234,7 @@ class ModelFacts:
     tensors: tuple[TensorGroup, ...]
     format: CheckpointFormat
     multiplied_in_16_bits: bool
-    """Four-bit weights are widened before they are multiplied."""
+    """True if four-bit weights are widened before they are multiplied."""
     checkpoint_bytes: int
     nearest_family: bool
     assumptions: tuple[str, ...]
@@ -245,12 +245,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSpeculation:
-    """One token a step."""
+    """Decoding of one token per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """`num_draft_tokens` are verified in one step; `steps` and `topk` shape the draft."""
+    """Speculative decoding: a step verifies `num_draft_tokens`, drafted in `steps` with `topk`."""
 
     algorithm: str
     steps: int
@@ -262,7 +262,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """A launch after SGLang's own defaults are filled in."""
+    """Settings of a launch, with SGLang's own defaults filled in."""
 
     release: str
     tp_size: int
@@ -293,7 +293,7 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRow:
-    """One row of the table that adds up to the card."""
+    """Row of the memory table, which adds up to the card."""
 
     name: str
     bytes: int
@@ -302,7 +302,7 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadroomItem:
-    """Something the fraction never pays for."""
+    """Memory outside the static fraction."""
 
     name: str
     bytes: int
@@ -311,7 +311,7 @@ class HeadroomItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Where one GPU's bytes go. The rows sum to `total_bytes`."""
+    """Memory table of one GPU. The rows sum to `total_bytes`."""
 
     total_bytes: int
     rows: tuple[BudgetRow, ...]
@@ -319,7 +319,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What runs at once. Figures are per data-parallel rank."""
+    """Tokens, states and requests that fit at once, per data-parallel rank."""
 
     max_total_num_tokens: int
     swa_tokens: int
@@ -330,7 +330,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One flag to change, and what it changes."""
+    """Flag to change, and its effect."""
 
     flag: str
     value: str
@@ -340,7 +340,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """The forecast of one launch on one GPU of the group."""
+    """Forecast of a launch, for one GPU of the group."""
 
     verdict: Verdict
     stage: Stage | None
@@ -372,7 +372,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Figures read from one engine log, which replace the assumed ones."""
+    """Figures from an engine log, which replace the assumed ones."""
 
     model: str
     gpu: str

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Start Ray on this node and stay with it: on the head first, then on every other node.
+# Start Ray on this node in the foreground: first on the head, then on every other node.
 #   jobs/deploy/node.sh head HEAD_IP [option of `ray start` ...]
 #   jobs/deploy/node.sh worker HEAD_IP [option of `ray start` ...]
-# Run it from the checkout, in the environment that `make install` made or in the image's.
+# Run it from the checkout, in the environment of `make install` or of the image.
 set -euo pipefail
 role=$1 head_ip=$2
 shift 2
 port=${RAY_PORT:-6379}
 
-# `ray job stop` waits so long for a run to flush; it is more than cluster.drain_timeout_s.
+# Time that `ray job stop` waits for a run to flush; longer than cluster.drain_timeout_s.
 export RAY_JOB_STOP_WAIT_TIME_S=${RAY_JOB_STOP_WAIT_TIME_S:-30}
 export RAY_USAGE_STATS_ENABLED=0
-# Who reaches an open cluster runs what he likes on it: all nodes and the driver have one token, in
-# RAY_AUTH_TOKEN or in ~/.ray/auth_token, which the head makes. RAY_AUTH_MODE=disabled: without.
+# Anyone who reaches an open cluster can run code on it. All nodes and the driver share a token, in
+# RAY_AUTH_TOKEN or in ~/.ray/auth_token, which the head creates. RAY_AUTH_MODE=disabled: no token.
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
 
 if [ "$role" = head ]; then
   if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ]; then
     ray get-auth-token --generate >/dev/null
   fi
-  # The dashboard, which takes jobs, listens on loopback alone: submit on the head, or by a tunnel.
+  # The dashboard accepts jobs and listens only on loopback: submit on the head, or through a tunnel.
   exec ray start --head --block --node-ip-address="$head_ip" --port="$port" "$@"
 fi
-# A head that is not up yet is asked again; Ray itself gives up after half a minute.
+# Wait for the head; Ray itself times out after half a minute.
 until (exec 3<>"/dev/tcp/$head_ip/$port") 2>/dev/null; do
   sleep 2
 done
