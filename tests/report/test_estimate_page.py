@@ -187,9 +187,9 @@ def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
 def test_cheapest_and_fastest_are_told_apart_where_they_differ() -> None:
     slow_first = replace(EXAMPLE, options=EXAMPLE.options[::-1])
     text = parsed(estimate_page(slow_first)).text
-    assert "Cheapest a token 4 x RTX PRO 6000 Blackwell 6.1 days" in text
+    assert "Cheapest per token 4 x RTX PRO 6000 Blackwell 6.1 days" in text
     assert "Fastest 7 x B200 0.90 days" in text
-    assert "Cheapest a token, and fastest 7 x B200" in parsed(estimate_page(EXAMPLE)).text
+    assert "Cheapest per token, and fastest 7 x B200" in parsed(estimate_page(EXAMPLE)).text
 
 
 def test_page_of_options_without_prices_has_no_dollars() -> None:
@@ -216,8 +216,8 @@ def test_bar_beyond_the_scale_is_marked_and_the_key_says_so() -> None:
     far = replace(EXAMPLE.options[0], option="1 x L4", days=Band(p10=90.0, p50=120.0, p90=200.0))
     page = estimate_page(replace(EXAMPLE, options=(*EXAMPLE.options, far)))
     assert page.count('class="bar days beyond"') == 1
-    assert "goes on beyond the scale" in page
-    assert "goes on beyond the scale" not in estimate_page(EXAMPLE)
+    assert "continues beyond the scale" in page
+    assert "continues beyond the scale" not in estimate_page(EXAMPLE)
 
 
 def test_launch_line_is_quoted_for_a_shell() -> None:

@@ -212,7 +212,7 @@ def test_run_that_does_not_go_on_has_no_time_left(tmp_path: Path) -> None:
     now_s = write_example_run(folder, num_parts=6)
     stopped = run_report(folder, now_s=now_s, state="stopped")
     assert (stopped.figures.status.eta_s, stopped.figures.time_left_s) == (None, None)
-    assert "the run stands still" in report_page(stopped)
+    assert "the run is not running" in report_page(stopped)
     folder.remove("live.json")
     begun = run_report(folder, now_s=now_s, state="running")
     assert begun.figures.time_left_s is None
@@ -273,7 +273,7 @@ def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Pat
         list_in_manifest(folder, engine_run(f"w{number}", 99))
         list_in_manifest(folder, engine_run(f"w{number}r1", cap))
     found = run_report(folder, now_s=BEGAN_AT_S + 700, state="running")
-    assert "cap 56 last" in parsed(report_page(found)).text
+    assert "cap 56 at the end" in parsed(report_page(found)).text
     (row,) = [row for row in found.figures.plan if row.name.startswith("requests in an engine")]
     assert row.planned == pytest.approx(56 / 3)
 
@@ -311,10 +311,10 @@ def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_p
     report = run_report(folder, now_s=now_s + 9e6)
     text = parsed(report_page(report)).text
     assert report.figures.status.state == "interrupted"
-    # It stands still: its time ends with its last part.
+    # The run has stopped: its time ends with its last part.
     assert report.span_s == pytest.approx(12 * 120)
-    assert "by what was published" in text
-    assert "rows between their first request and their end" in text
+    assert "from published rows" in text
+    assert "rows between first request and end" in text
     assert "the folder has no copy of the run file" in text
 
 
