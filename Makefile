@@ -74,6 +74,9 @@ estimate: $(STAMP) ## estimate days and dollars of a run on each hardware option
 lengths-score: $(STAMP) ## score the mean length estimated while requests run, on replayed streams
 	$(BIN)/python -m tests.scores.replay_lengths
 
+eta-score: $(STAMP) ## how right the time left is, on replayed streams of many kinds (10 minutes)
+	$(BIN)/python -m tests.scores.score_eta $(ARGS)
+
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
 	$(BIN)/python -m tests.scores.score_estimate
 
@@ -104,4 +107,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report
+.PHONY: eta-score help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report

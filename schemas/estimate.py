@@ -272,10 +272,10 @@ class GroupUpdate:
 
     name: str
     engines: int
-    running_requests: float
-    """Mean per engine."""
-    tokens_per_s: Band
-    """Sum over the group's engines, before availability."""
+    running_requests: float | None
+    """Mean per engine; None while it is unknown."""
+    tokens_per_s: Band | None
+    """Sum over the group's engines, before availability; None while it is unknown."""
     accept_length: float | None
     independent_readings: float
     """Half mean residence times of steady running; 0 while there are none."""
@@ -302,10 +302,11 @@ class RunUpdate:
     """Finished completions that the lengths are estimated from."""
     running_seen: int
     groups: tuple[GroupUpdate, ...]
-    tokens_per_s: Band
-    """Sum over all engines, before availability."""
+    tokens_per_s: Band | None
+    """Sum over all engines, before availability; None while it is unknown."""
     availability: Band
-    days_left: Band
+    days_left: Band | None
+    """None while it is unknown; 0 once every row has ended."""
     expected_days_left: Band | None
     """Days left by the plan alone: its lengths, rates and availability."""
     usd_left: Band | None

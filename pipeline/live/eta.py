@@ -60,6 +60,7 @@ class LiveEta:
             rows_done=progress.rows_done,
             rows_failed=progress.rows_failed,
             rows_unpublished=sum(worker.unflushed for worker in progress.workers),
+            counted_at_s=progress.updated_at_s,
         )
 
     def take_events(self) -> list[str]:
@@ -78,7 +79,7 @@ class LiveEta:
                 wait_s = _LONGEST_WAIT_S
                 self._log_once(str(error), f"event=no_estimate why={str(error)!r}")
                 continue
-            if update is not None:
+            if update is not None and update.days_left is not None:
                 left_s = update.days_left.p50 * SECONDS_PER_DAY
                 wait_s = min(max(left_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
@@ -92,7 +93,8 @@ class LiveEta:
                 self.folder, self.config, today=self.today, launched=self._launched
             )
         update = run_update(log, self.config, self._rows, self._expectation)
-        self.days_left = update.days_left if update.days_left.p90 > 0 else None
+        is_left = update.days_left is not None and update.days_left.p90 > 0
+        self.days_left = update.days_left if is_left else None
         for each in update.disagreements:
             line = f"event=deviates_from_plan input={each.input} why={each.sentence!r}"
             self._log_once(each.input, line)

@@ -17,7 +17,7 @@ from schemas.estimate import LiveReading
 from schemas.plan import NoSpeculation
 
 # assumed: error of a rate that comes from the first readings of an engine that is still filling
-FIRST_READINGS_LOG_SD = 0.5
+FIRST_READINGS_LOG_SD = 0.3
 _STEP_SPREADS = ("rate model", "engine release", "pipeline stages")
 _CAP_SPREAD = "running requests"
 
@@ -72,7 +72,13 @@ def forecast_of(rated: RatedGroup, load: Load) -> Forecast:
 def measured_forecast(
     readings: Sequence[LiveReading], output_tokens_mean: float
 ) -> Forecast | None:
-    """Return a forecast from the readings alone, or None before any token is counted."""
+    """Return a forecast from the later half of the readings, or None before tokens are counted.
+
+    The first answers are the short ones, and nothing is counted before them.
+    """
+    first_s = min((reading.start_s for reading in readings), default=0.0)
+    last_s = max((reading.end_s for reading in readings), default=0.0)
+    readings = [reading for reading in readings if reading.end_s >= (first_s + last_s) / 2]
     request_s = math.fsum(r.running_requests * (r.end_s - r.start_s) for r in readings)
     tokens = math.fsum(r.tokens_per_s * (r.end_s - r.start_s) for r in readings)
     if not request_s > 0 or not tokens > 0:

@@ -13,11 +13,11 @@ from pipeline.live.forecast import (
     forecast_of,
     measured_forecast,
 )
-from pipeline.live.readings import EngineRate, end_of, engine_rate, steady_readings
+from pipeline.live.readings import EngineRate, end_of, engine_rate, latest, steady_readings
 from pipeline.planner.estimate.estimate import RatedGroup
 from pipeline.planner.rate.errors import RateGroup, Spread
 from pipeline.planner.rate.ranking import Load
-from schemas.estimate import Band, GroupUpdate, LiveReading
+from schemas.estimate import GroupUpdate, LiveReading
 from schemas.progress import slot_of
 
 # An engine that has reported nothing for this long, while others report, does not count.
@@ -25,7 +25,6 @@ _GONE_AFTER_S = 900.0
 # Each engine's latest reading is compared with all earlier ones: at most this many comparisons,
 # above which a subset of the engines represents all.
 _MOST_COMPARED = 40_000
-_NOTHING = Band(p10=0.0, p50=0.0, p90=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ def planned_group(
     """Return the group of engines whose card is in the plan."""
     forecast = forecast_of(rated, load)
     steady = steady_readings(readings, mean_residence_s=forecast.mean_residence_s)
-    rate, planned = engine_rate(steady, forecast), engine_rate((), forecast)
+    rate, planned = engine_rate(latest(steady, forecast), forecast), engine_rate((), forecast)
     usual = forecast.tokens_per_s_at(forecast.running_requests)
     group = replace(rated.rate, replicas=max(engines, 1), tokens_per_s=usual)
     return LiveGroup(
@@ -100,7 +99,7 @@ def measured_group(
     rate = None
     if forecast:
         steady = steady_readings(readings, mean_residence_s=forecast.mean_residence_s)
-        rate = engine_rate(steady, forecast)
+        rate = engine_rate(latest(steady, forecast), forecast)
     group = None
     if forecast and rate and engines:
         first = _first_readings_group(name, engines, gpus_per_engine, forecast)
@@ -110,8 +109,8 @@ def measured_group(
         update=GroupUpdate(
             name=name,
             engines=engines,
-            running_requests=rate.running_requests if rate else 0.0,
-            tokens_per_s=rate.tokens_per_s.times(engines) if rate else _NOTHING,
+            running_requests=rate.running_requests if rate else None,
+            tokens_per_s=rate.tokens_per_s.times(engines) if rate else None,
             accept_length=_latest_accept(readings),
             independent_readings=rate.independent_readings if rate else 0.0,
             expected_running_requests=None,

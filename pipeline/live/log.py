@@ -9,10 +9,11 @@ file, whole and by rename.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
 
 from pipeline.errors import ConfigError
+from pipeline.live.drift import LengthBlock, with_span
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import RunFile
@@ -43,6 +44,8 @@ class LiveLog:
     """Readings by worker, in order of time."""
     finished: Counter[int] = field(default_factory=Counter)
     """Number of finished completions by tokens."""
+    blocks: list[LengthBlock] = field(default_factory=list)
+    """The same completions in the order in which they ended, in a few blocks."""
     running: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of requests in flight by tokens so far, by slot, as last reported."""
     cards: dict[str, str] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class LiveLog:
         )
         self.readings.setdefault(worker_id, []).append(reading)
         self.finished.update(dict(span.finished))
+        self.blocks = with_span(self.blocks, span.finished)
         # A worker that replaces a dead one has its slot: the requests died with the old one.
         self.running[slot_of(worker_id)] = Counter(dict(span.running))
         self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
@@ -95,12 +99,38 @@ class LiveLog:
 
     def running_tokens(self) -> Iterator[int]:
         """Yield the tokens so far of each request in flight, in engines that report."""
-        ends = [(slot_of(worker), own[-1].end_s) for worker, own in self.readings.items()]
-        latest_s = max((end_s for _, end_s in ends), default=0.0)
-        reporting = {slot for slot, end_s in ends if latest_s - end_s <= _SILENT_AFTER_S}
-        for slot, counts in self.running.items():
-            if slot in reporting:
-                yield from counts.elements()
+        for slot in self._reporting():
+            yield from self.running[slot].elements()
+
+    def tokens_since(self, now_s: float | None) -> float:
+        """Return the mean tokens that a request in flight wrote since its engine's last reading.
+
+        `now_s` is Unix time; None for a run that is not going on.
+        """
+        requests = tokens = 0.0
+        if now_s is None:
+            return 0.0
+        for slot, reading in self._reporting().items():
+            if reading.running_requests > 0:
+                pace = reading.tokens_per_s / reading.running_requests
+                since_s = min(max(now_s - self.began_at_s - reading.end_s, 0.0), _SILENT_AFTER_S)
+                requests += self.running[slot].total()
+                tokens += self.running[slot].total() * pace * since_s
+        return tokens / requests if requests else 0.0
+
+    def _reporting(self) -> dict[str, LiveReading]:
+        """Return the last reading of each slot with requests, for the engines that report."""
+        latest: dict[str, LiveReading] = {}
+        for worker, own in self.readings.items():
+            slot = slot_of(worker)
+            if slot not in latest or latest[slot].end_s < own[-1].end_s:
+                latest[slot] = own[-1]
+        latest_s = max((reading.end_s for reading in latest.values()), default=0.0)
+        return {
+            slot: latest[slot]
+            for slot in self.running
+            if latest_s - latest[slot].end_s <= _SILENT_AFTER_S
+        }
 
     def _thin(self, worker_id: str) -> None:
         readings = self.readings[worker_id]
@@ -193,6 +223,7 @@ def write_live_log(folder: Folder, log: LiveLog) -> None:
         {
             "record": "lengths",
             "finished": sorted(log.finished.items()),
+            "blocks": [astuple(block) for block in log.blocks],
             "running": {name: sorted(counts.items()) for name, counts in log.running.items()},
         },
     ]
@@ -227,6 +258,8 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
         log.finished = Counter(dict(values["finished"]))  # type: ignore[call-overload]
         running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
         log.running = {name: Counter(dict(pairs)) for name, pairs in running.items()}
+        blocks: list[tuple[int, float, float]] = values.get("blocks", [])  # type: ignore[assignment]
+        log.blocks = [LengthBlock(count=n, tokens=t, squares=s) for n, t, s in blocks]
         return log
     if kind == "time_left":
         days = Band(**values["days"])  # type: ignore[arg-type]

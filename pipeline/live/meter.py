@@ -20,6 +20,8 @@ _SHORTEST_LAST_S = 0.5
 _SPAN_PER_AGE = 0.5
 # The pace of a request is the mean over this many completions.
 _PACED_COMPLETIONS = 400
+# A request that runs this many times as long as the longest of them is stuck.
+_STUCK = 3
 # Significant digits of a length: a few thousand classes for all completions of a run.
 _DIGITS = 3
 
@@ -97,15 +99,18 @@ class Meter:
         """Note that the request has ended; the outcome is None if it was abandoned."""
         self._integrate(now_s)
         request = self._in_flight.pop(number, None)
-        if request is None or self._sums is None or not isinstance(outcome, Turn):
+        if request is None or self._sums is None:
             return
-        tokens = outcome.completion_tokens
+        tokens = outcome.completion_tokens if isinstance(outcome, Turn) else 0
         if tokens is None:
+            return
+        # A failed attempt used time and generated nothing.
+        self._paces.append((tokens, now_s - request.since_s))
+        if not isinstance(outcome, Turn):
             return
         self._sums.finished[rounded(tokens)] += 1
         self._sums.answered_tokens += tokens
         self._sums.prompt_tokens += outcome.prompt_tokens or 0
-        self._paces.append((tokens, now_s - request.since_s))
 
     def note_counters(self, counters: EngineCounters, now_s: float) -> None:
         """Note the counters of the engine's metrics page."""
@@ -166,7 +171,7 @@ class Meter:
         by_engine = sums.scraped_s > 0
         seconds = sums.scraped_s if by_engine else now_s - sums.since_s
         request_s = sums.counted_request_s if by_engine else sums.request_s
-        tokens = sums.decoded_tokens if by_engine else sums.answered_tokens
+        tokens = sums.decoded_tokens if by_engine else self._pace(now_s) * request_s
         # A release that does not count prefilled tokens leaves the prompts of the completions.
         counts_prefill = by_engine and self._last is not None and _counts_prefill(self._last[1])
         prompt_tokens_per_s = (
@@ -191,7 +196,7 @@ class Meter:
     def _running_lengths(self, now_s: float) -> LengthCounts:
         """Return the tokens so far of the requests in flight; 0 while the pace is unknown."""
         counts: Counter[int] = Counter()
-        pace = self._pace()
+        pace = self._pace(now_s)
         for request in self._in_flight.values():
             by_clock = max(self._clock(now_s) - request.clock_tokens, 0.0)
             tokens = by_clock if self._last is not None else pace * (now_s - request.since_s)
@@ -203,9 +208,16 @@ class Meter:
         since_s = self._last[0] if self._last is not None else now_s
         return self._clock_tokens + self._counted_pace * (now_s - since_s)
 
-    def _pace(self) -> float:
-        """Return tokens/s of one request, by the latest completions."""
+    def _pace(self, now_s: float) -> float:
+        """Return tokens/s of one request, by the latest completions.
+
+        Requests that run far longer than any of them are slower, or stuck.
+        """
         seconds = sum(duration_s for _, duration_s in self._paces)
+        longest_s = _STUCK * max((duration_s for _, duration_s in self._paces), default=0.0)
+        seconds += sum(
+            max(now_s - request.since_s - longest_s, 0.0) for request in self._in_flight.values()
+        )
         return sum(tokens for tokens, _ in self._paces) / seconds if seconds > 0 else 0.0
 
     def _integrate(self, now_s: float) -> None:

@@ -14,8 +14,13 @@ _WIDTH, _LABEL = 120, 11
 _LEAST_UNITS = 1.5
 
 
-def time_left(days: Band) -> str:
+UNKNOWN = "not known yet"
+
+
+def time_left(days: Band | None) -> str:
     """Return for example 1.6 days (1.3-2.1), in the unit that suits the median."""
+    if days is None:
+        return UNKNOWN
     if days.p90 == 0:
         return "none"
     units = ((1, "days"), (24, "h"), (1440, "min"), (SECONDS_PER_DAY, "s"))
@@ -76,10 +81,14 @@ def _with_plan(measured: str, planned: str | None) -> str:
 
 
 def _group_text(group: GroupUpdate) -> str:
-    rate = f"{figures.span(group.tokens_per_s)} tokens/s"
+    rate = "tokens/s not known yet"
+    if group.tokens_per_s is not None:
+        rate = f"{figures.span(group.tokens_per_s)} tokens/s"
     if group.expected_tokens_per_s is not None:
         rate = _with_plan(rate, figures.span(group.expected_tokens_per_s))
-    running = f"{figures.average(group.running_requests)} requests in each"
+    running = "running requests not known yet"
+    if group.running_requests is not None:
+        running = f"{figures.average(group.running_requests)} requests in each"
     if group.expected_running_requests is not None:
         running = _with_plan(running, figures.average(group.expected_running_requests))
     parts = [f"{group.name}, {group.engines} running: {rate}", running]

@@ -16,6 +16,8 @@ from schemas.units import P90_SDS
 
 # Fraction of the most requests that the engine has run under its cap.
 _STEADY = 0.9
+# The latest readings: this share of the steady time, and at least this many mean residence times.
+_LATEST_SHARE, _LATEST_RESIDENCES = 0.3, 4.0
 # Noise of one independent reading, half a mean residence time long. assumed: the running requests'
 # lengths and prompts vary by some percent between readings; repeats of whole runs differ by 2 %
 READING_SD = 0.05
@@ -49,6 +51,19 @@ def steady_readings(
         for reading in settled
         if reading.running_requests >= _STEADY * fullest[reading.engine, reading.cap_requests]
     )
+
+
+def latest(steady: Sequence[LiveReading], forecast: Forecast) -> Sequence[LiveReading]:
+    """Return the readings of the last few residence times, or of the last third of steady time.
+
+    A rate that drifts, or an engine that stepped down, shows in these alone.
+    """
+    if not steady:
+        return steady
+    first_s = min(reading.start_s for reading in steady)
+    last_s = max(reading.end_s for reading in steady)
+    span_s = max(_LATEST_SHARE * (last_s - first_s), _LATEST_RESIDENCES * forecast.mean_residence_s)
+    return [reading for reading in steady if reading.end_s > last_s - span_s]
 
 
 def under_latest_cap(steady: Sequence[LiveReading]) -> list[LiveReading]:

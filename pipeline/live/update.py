@@ -7,6 +7,7 @@ its rate by its readings → the time left. Without a plan the readings are used
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.live.drift import with_drift
 from pipeline.live.groups import (
     LiveGroup,
     comparable,
@@ -15,6 +16,7 @@ from pipeline.live.groups import (
     running_engines,
 )
 from pipeline.live.log import LiveLog, engine_seconds
+from pipeline.live.time_left import RowsLeft, time_left
 from pipeline.planner.estimate.estimate import RatedGroup
 from pipeline.planner.estimate.job_time import (
     AVAILABILITY,
@@ -67,6 +69,8 @@ class RowCounts:
     rows_failed: int
     rows_unpublished: int = 0
     """Finished, but not yet in a part."""
+    counted_at_s: float | None = None
+    """Unix time of the count; None for a run that is not going on."""
 
     @property
     def rows_open(self) -> int:
@@ -79,17 +83,33 @@ def run_update(
     """Return the estimate of the run from its readings; there must be at least one."""
     prior, plan = expectation.lengths, expectation.plan
     finished, in_flight = list(log.finished.elements()), list(log.running_tokens())
-    lengths = _lengths(finished, in_flight, prior)
+    lengths = with_drift(
+        _lengths(finished, in_flight, prior),
+        log.blocks,
+        running=len(in_flight),
+        share_done=1 - rows.rows_open / max(rows.rows_total, 1),
+    )
     groups = _groups(log, config, lengths, plan)
     running = in_flight if rows.rows_open else []
     completions = max(round(rows.rows_open * expectation.turns_per_row), len(running))
     availability = availability_seen(*engine_seconds(log))
     work = remaining_work(completions, 0, running, lengths)
     rates = [group.rate for group in groups if group.rate is not None]
-    time = None
+    time = left = None
     if work.tokens > 0 and rates:
         time = job_time(work, rates, availability=availability, started=True)
-    days = time.days if time else _NOTHING
+        left = time_left(
+            RowsLeft(
+                rows_open=rows.rows_open,
+                running=running,
+                tokens_since=log.tokens_since(rows.counted_at_s),
+                turns=expectation.turns_per_row,
+                lengths=lengths,
+            ),
+            rates,
+            lost_fraction=1 - availability.p50,
+        )
+    days = left.days if left else (None if rows.rows_open else _NOTHING)
     updates = tuple(group.update for group in groups)
     return RunUpdate(
         model=config.model,
@@ -102,7 +122,7 @@ def run_update(
         completions_seen=len(finished),
         running_seen=len(running),
         groups=updates,
-        tokens_per_s=time.tokens_per_s if time else _sum_of_rates(updates),
+        tokens_per_s=left.tokens_per_s if left else _sum_of_rates(updates),
         availability=availability,
         days_left=days,
         expected_days_left=_expected_days(completions, running, prior, plan),
@@ -159,15 +179,17 @@ def _expected_days(
     return job_time(work, rates, availability=AVAILABILITY, started=True).days
 
 
-def _usd(days: Band, plan: Planned | Unplanned) -> Band | None:
-    if isinstance(plan, Unplanned) or plan.price is None:
+def _usd(days: Band | None, plan: Planned | Unplanned) -> Band | None:
+    if isinstance(plan, Unplanned) or plan.price is None or days is None:
         return None
     return days.times(24 * plan.num_gpus * plan.price.usd_per_gpu_hour)
 
 
-def _sum_of_rates(groups: Sequence[GroupUpdate]) -> Band:
-    """Add up the bands of groups that are fast or slow together."""
-    bands = [group.tokens_per_s for group in groups]
+def _sum_of_rates(groups: Sequence[GroupUpdate]) -> Band | None:
+    """Add up the bands of groups that are fast or slow together; None if one is unknown."""
+    bands = [group.tokens_per_s for group in groups if group.tokens_per_s is not None]
+    if len(bands) < len(groups):
+        return None
     return Band(
         p10=sum(band.p10 for band in bands),
         p50=sum(band.p50 for band in bands),

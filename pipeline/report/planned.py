@@ -86,16 +86,17 @@ def _estimate_rows(folder: Folder, run: RunRecords) -> Iterator[PlanRow]:
         return
     for group in update.groups:
         yield from _group_rows(group)
-    if update.expected_days_left is not None and update.days_left.p50 > 0:
+    measured = run.status.days_left or update.days_left
+    if update.expected_days_left is not None and measured is not None and measured.p50 > 0:
         yield PlanRow(
             name="days left from here",
             planned=update.expected_days_left.p50,
-            measured=(run.status.days_left or update.days_left).p50,
+            measured=measured.p50,
         )
 
 
 def _group_rows(group: GroupUpdate) -> Iterator[PlanRow]:
-    if group.expected_tokens_per_s is not None:
+    if group.expected_tokens_per_s is not None and group.tokens_per_s is not None:
         yield PlanRow(
             name=f"tokens/s, {group.name}",
             planned=group.expected_tokens_per_s.p50,

@@ -33,9 +33,9 @@ def test_answers_are_counted_where_there_are_no_counters() -> None:
     span = meter.take_span(115.0)
     assert span is not None
     assert (span.duration_s, span.engine_age_s, span.cap_requests) == (15.0, 0.0, 8)
-    # Two run for 10 s and one for 5 s more; 200 tokens came back.
+    # Two run for 10 s and one for 5 s more, at the 200 tokens in 10 s of the one that ended.
     assert span.running_requests == pytest.approx(25 / 15)
-    assert span.tokens_per_s == pytest.approx(200 / 15)
+    assert span.tokens_per_s == pytest.approx(20 * 25 / 15)
     assert span.prompt_tokens_per_s == pytest.approx(50 / 15)
     assert span.finished == ((200, 1),)
     # 200 tokens took 10 s: the other has run for 15 s at that pace.

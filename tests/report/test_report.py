@@ -29,6 +29,7 @@ from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
 from schemas.estimate import Band
 from schemas.manifest import EngineRun
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
+from tests.fakes.known import known
 from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
 
 PHONE, DESK = 375, 1280
@@ -405,8 +406,8 @@ def test_plan_table_holds_the_dry_run_against_the_readings(
     rate = planned[f"tokens/s, {group.name}"]
     assert rate.planned == pytest.approx(group.expected_tokens_per_s.p50)
     # 45 + 30 + 45 requests at 25.5 tokens/s each, and one engine down for a time.
-    assert rate.measured == pytest.approx(group.tokens_per_s.p50)
-    assert 3000 < group.tokens_per_s.p50 < 3900
+    assert rate.measured == pytest.approx(known(group.tokens_per_s).p50)
+    assert 3000 < known(group.tokens_per_s).p50 < 3900
     assert {"days left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
     spoilt = LocalFolder(tmp_path / "out")
     now_s = write_example_run(spoilt, num_parts=6)

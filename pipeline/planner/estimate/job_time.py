@@ -167,14 +167,13 @@ def _draws(
 ) -> list[tuple[float, float]]:
     """Return the job's seconds and tokens/s for each draw of everything that is uncertain."""
     random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
-    heavy = {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
     usual_rate = rate_of(groups)
     drawn = []
     for _ in range(DRAWS):
-        luck = {name: _luck(random, heavy_tailed) for name, heavy_tailed in heavy.items()}
+        luck = luck_of(groups, random)
         longer = work.relative_error * random.gauss(0, 1)
         rates = [
-            group.replicas * group.tokens_per_s * math.exp(_log_factor(group, luck, longer))
+            group.replicas * group.tokens_per_s * math.exp(log_rate_factor(group, luck, longer))
             for group in groups
         ]
         rate = sum(rates)
@@ -188,7 +187,14 @@ def _draws(
     return drawn
 
 
-def _log_factor(group: RateGroup, luck: Mapping[str, float], longer: float) -> float:
+def luck_of(groups: Sequence[RateGroup], random: Random) -> dict[str, float]:
+    """Draw the luck of every spread by name, in standard deviations."""
+    heavy = {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
+    return {name: _luck(random, heavy_tailed) for name, heavy_tailed in heavy.items()}
+
+
+def log_rate_factor(group: RateGroup, luck: Mapping[str, float], longer: float) -> float:
+    """Return the logarithm of a group's rate over the usual one, at this luck and mean length."""
     spread = math.fsum(spread.log_sd * luck[spread.name] for spread in group.spreads)
     return spread + group.elasticity_to_length * longer
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pipeline.errors import PlanError
 from pipeline.planner.lengths.lengths import LengthModel, nearest_log_normal_cut
 from pipeline.planner.lengths.log_normal_fit import LogNormalFit
-from pipeline.planner.lengths.shapes import LogNormalCut, cv_of, moment
+from pipeline.planner.lengths.shapes import LengthShape, LogNormalCut, cv_of, moment
 from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
 from schemas.estimate import OutputLengths
 
@@ -24,6 +24,8 @@ from schemas.estimate import OutputLengths
 _AGREEMENT = 0.7
 # Beyond this many standard errors a prior is wrong, not just imprecise.
 _CONTRADICTION = 1.96
+# assumed: fewer finished completions than this make a curve of a few steps
+_LEAST_FOR_A_CURVE = 50
 
 
 def length_estimate(
@@ -59,6 +61,17 @@ def _agreed(by_curve: LengthEstimate, fit: LogNormalFit, limit_tokens: int) -> L
     return replace(by_curve, mean_tokens=mean, cv=cv_of(shape))
 
 
+def _shape(estimate: LengthEstimate, mean_tokens: float, limit_tokens: int) -> LengthShape:
+    """Return the curve scaled to the mean; a log-normal where too few have finished."""
+    if estimate.finished < _LEAST_FOR_A_CURVE:
+        return nearest_log_normal_cut(mean_tokens, estimate.cv, limit_tokens)
+    scale = mean_tokens / moment(estimate.shape, 1)
+    return replace(
+        estimate.shape,
+        bin_means=tuple(min(scale * m, float(limit_tokens)) for m in estimate.shape.bin_means),
+    )
+
+
 def updated_lengths(prior: LengthModel, estimate: LengthEstimate, source: str) -> LengthModel:
     """Combine the prior's mean and the estimate's, weighted by their precision.
 
@@ -72,7 +85,7 @@ def updated_lengths(prior: LengthModel, estimate: LengthEstimate, source: str) -
         prior_error = abs(distance)
     weight = prior_error**2 / (prior_error**2 + error**2)
     mean = min(prior.summary.mean_tokens * math.exp(weight * distance), float(limit))
-    shape = nearest_log_normal_cut(mean, estimate.cv, limit)
+    shape = _shape(estimate, mean, limit)
     summary = OutputLengths(
         mean_tokens=mean,
         cv=estimate.cv,

@@ -8,10 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from pipeline.planner.lengths.log_normal_fit import Counts, LogNormalFit, log_normal_fit
-from pipeline.planner.lengths.shapes import LogNormalCut, moment_cut_at, survival
+from pipeline.planner.lengths.shapes import (
+    LogNormalCut,
+    SampledLengths,
+    moment_cut_at,
+    survival,
+)
 
 # The curve is used while at least this many requests are at risk. measured on replayed streams: 2
 # to 40 do equally well on log-normal lengths; on others, fewer are better
@@ -19,6 +24,13 @@ _LEAST_AT_RISK = 2
 # Real lengths have other tails than a log-normal: relative error of the tail beyond the curve.
 # measured on replayed streams: without it the 95 % band holds 85 % after one batch
 _TAIL_ERROR = 0.3
+# assumed: while more than this share outlives the curve, finished requests cannot stand for them
+_FEW_OUTLIVE = 0.2
+# Quantiles of the tail that the curve's shape gets.
+_TAIL_LENGTHS = 16
+_BISECTIONS = 40
+# assumed: a request beyond the curve writes on for one of these shares of the horizon
+_AGAIN = (0.1, 0.25, 0.5, 1.0)
 # Step in mu and sigma for slopes by difference.
 _NUDGE = 1e-4
 
@@ -34,6 +46,8 @@ class LengthEstimate:
     at_limit_fraction: float
     finished: int
     running: int
+    shape: SampledLengths
+    """The curve with its tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,8 @@ def curve_estimate(observed: ObservedLengths) -> LengthEstimate | None:
     elif outliving > 0:
         fit = observed.fit()
         beyond = _beyond(fit, horizon, observed.limit_tokens) if fit else None
+        if beyond is None and outliving <= _FEW_OUTLIVE:
+            beyond = _as_long_again(horizon, observed.limit_tokens)
     if beyond is None or not observed.finished:
         return None
     return _estimate(observed, steps, horizon, outliving, beyond)
@@ -103,6 +119,8 @@ class _Beyond:
     """E[o^2] minus the square of the horizon."""
     at_limit_fraction: float
     mean_variance: float
+    lengths: tuple[float, ...] = ()
+    """Lengths that represent equal shares of the tail."""
 
 
 _NOTHING_BEYOND = _Beyond(mean_tokens=0.0, squares=0.0, at_limit_fraction=0.0, mean_variance=0.0)
@@ -155,6 +173,33 @@ def _beyond(fit: LogNormalFit, horizon: float, limit_tokens: int) -> _Beyond | N
         squares=excess(fit.mu, fit.sigma, 2),
         at_limit_fraction=survival(shape, limit_tokens * (1 - 1e-12)) / outliving,
         mean_variance=_variance(fit, excess),
+        lengths=tuple(
+            _length_at(shape, horizon, (place + 0.5) / _TAIL_LENGTHS * outliving)
+            for place in reversed(range(_TAIL_LENGTHS))
+        ),
+    )
+
+
+def _length_at(shape: LogNormalCut, horizon: float, outliving: float) -> float:
+    """Return the length beyond the horizon that this share of all completions outlives."""
+    low, high = horizon, float(shape.limit_tokens)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if survival(shape, middle) > outliving else (low, middle)
+    return high
+
+
+def _as_long_again(horizon: float, limit_tokens: int) -> _Beyond:
+    """Return the tail where no log-normal can be fitted: on average about half as long again."""
+    room = max(limit_tokens - horizon, 0.0)
+    lengths = tuple(horizon + min(part * horizon, room) for part in _AGAIN)
+    mean = math.fsum(lengths) / len(lengths) - horizon
+    return _Beyond(
+        mean_tokens=mean,
+        squares=math.fsum(length**2 for length in lengths) / len(lengths) - horizon**2,
+        at_limit_fraction=sum(length >= limit_tokens for length in lengths) / len(lengths),
+        mean_variance=mean**2,
+        lengths=lengths,
     )
 
 
@@ -186,7 +231,9 @@ def _estimate(
     mean = math.fsum(pieces) + tail
     # Area to the right of each step, summed from the last step backwards.
     right = list(accumulate([tail, *reversed(pieces[1:])]))[1:][::-1]
-    variance = outliving**2 * beyond.mean_variance + (_TAIL_ERROR * tail) ** 2
+    # The more completions outlive the curve, the less is known about their lengths.
+    tail_error = _TAIL_ERROR + (1 - _TAIL_ERROR) * outliving
+    variance = outliving**2 * beyond.mean_variance + (tail_error * tail) ** 2
     for area, step in zip(right, steps, strict=True):
         if step.at_risk > step.ended:
             variance += area**2 * step.ended / (step.at_risk * (step.at_risk - step.ended))
@@ -198,4 +245,24 @@ def _estimate(
         at_limit_fraction=outliving * beyond.at_limit_fraction,
         finished=observed.finished,
         running=observed.running,
+        shape=_shape(observed.limit_tokens, steps, outliving, beyond),
+    )
+
+
+def _shape(
+    limit_tokens: int, steps: Sequence[_Step], outliving: float, beyond: _Beyond
+) -> SampledLengths:
+    """Return the curve as lengths with weights, its tail included."""
+    heights = [1.0, *(step.survival for step in steps)]
+    pairs = [
+        (float(step.tokens), before - after)
+        for step, (before, after) in zip(steps, pairwise(heights), strict=True)
+    ]
+    tail = beyond.lengths or (float(limit_tokens),)
+    pairs += [(length, outliving / len(tail)) for length in tail]
+    weighted = [(length, weight) for length, weight in pairs if weight > 0]
+    return SampledLengths(
+        bin_means=tuple(length for length, _ in weighted),
+        weights=tuple(weight for _, weight in weighted),
+        limit_tokens=limit_tokens,
     )

@@ -54,6 +54,8 @@ class PlanDocument:
     model: str
     gpu: str
     gpu_total_gib: float
+    figures: PlanFigures
+    """Printed among the other keys."""
     limited_by: str
     uncertainty: Uncertainty
     budget_gib: dict[str, float]
@@ -62,13 +64,15 @@ class PlanDocument:
     advice: tuple[Advice, ...]
     release_profile: str
     argv: tuple[str, ...]
-    figures: PlanFigures
 
 
 def plan_json(plan: LaunchPlan | RefusedPlan) -> dict[str, Any]:
     """Return one plan as plain values. All figures are per GPU."""
     document = asdict(_refusal(plan) if isinstance(plan, RefusedPlan) else _document(plan))
-    return {**document.pop("figures"), **document}
+    keys = list(document)
+    before = keys[: keys.index("figures")]
+    figures = document.pop("figures")
+    return {**{key: document.pop(key) for key in before}, **figures, **document}
 
 
 def _document(plan: LaunchPlan) -> PlanDocument:

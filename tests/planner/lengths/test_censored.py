@@ -10,7 +10,7 @@ from pipeline.errors import PlanError
 from pipeline.planner.lengths.censored import length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
 from pipeline.planner.lengths.log_normal_fit import log_normal_fit
-from pipeline.planner.lengths.shapes import LogNormalCut, moment
+from pipeline.planner.lengths.shapes import LogNormalCut, binned, moment
 from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
 from tests.scores.replay_lengths import MEAN_TOKENS, log_normal_draw, replayed, stream
 
@@ -119,7 +119,7 @@ def test_a_prior_gives_way_as_completions_come_in() -> None:
     def estimate(error: float, mean: float = 2400) -> LengthEstimate:
         return LengthEstimate(
             mean_tokens=mean, mean_relative_error=error, cv=1.0, at_limit_fraction=0.01,
-            finished=100, running=80,
+            finished=100, running=80, shape=binned([mean], 32_768),
         )  # fmt: skip
 
     # Equally sure: halfway in the logarithm, root(2,000 x 2,400) = 2,191, and 0.1 / root 2.
