@@ -32,20 +32,20 @@ from schemas.shard import LeaseKey
 
 _LIVE_INTERVAL_S = 2.0
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Answer = TypeVar("Answer")
 
 
 def _waits_for_folder(
-    method: Callable[Concatenate["Coordinator", Given], Answer],
-) -> Callable[Concatenate["Coordinator", Given], Answer]:
+    method: Callable[Concatenate["Coordinator", Params], Answer],
+) -> Callable[Concatenate["Coordinator", Params], Answer]:
     """Exclude the time that a method waits for the folder from the workers' silence."""
 
     @wraps(method)
-    def timed(self: "Coordinator", /, *given: Given.args, **named: Given.kwargs) -> Answer:
+    def timed(self: "Coordinator", /, *args: Params.args, **kwargs: Params.kwargs) -> Answer:
         began_s = monotonic()
         try:
-            return method(self, *given, **named)
+            return method(self, *args, **kwargs)
         finally:
             self._ledger.pass_over(monotonic() - began_s)
 
@@ -100,7 +100,7 @@ class Coordinator:
         lease = self._ledger.lease(worker_id, now_s=monotonic())
         is_over = self._ledger.is_over
         if lease is None and not is_over:
-            self._fleet.ask_rows_back(worker_id)
+            self._fleet.request_rows_back(worker_id)
         return LeaseReply(lease=lease, is_over=is_over, is_canary=self._canary.is_running)
 
     @_waits_for_folder
@@ -142,7 +142,7 @@ class Coordinator:
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         """Count a death on the rows that were in flight.
 
-        It is kept on disk: a driver that dies meanwhile must not cost as many engines again.
+        It is written to disk: after a driver's death the same rows must not kill as many engines.
         """
         if counted := self._ledger.engine_died(rows):
             append_death(self._folder, self._row_names.names_of(counted), now_s=time())
@@ -153,14 +153,14 @@ class Coordinator:
 
     @_waits_for_folder
     def heartbeat(self, report: WorkerReport) -> Orders:
-        """Take a worker's report and answer with what it is to do."""
+        """Note a worker's report and return its orders."""
         worker_id = report.worker_id
         self._ledger.renew(worker_id, now_s=monotonic())
         if self._fleet.note_start(report):
             list_in_manifest(self._folder, _engine_run(report, now_s=time()))
         self._fleet.note_report(report)
         if self._fleet.is_declared_dead(worker_id):
-            self._fleet.take_back_declaration(worker_id)
+            self._fleet.declare_alive(worker_id)
             return Orders(leases_are_lost=True)
         if cause := self._fleet.drain_cause(worker_id):
             self.log(

@@ -1,4 +1,4 @@
-"""The workers of a run by their reports: who is ready, who has rows to spare, who writes badly."""
+"""Workers of a run by their reports: which are ready, have rows to spare, or write badly."""
 
 import math
 from collections.abc import Mapping
@@ -72,16 +72,16 @@ class Fleet:
     def is_declared_dead(self, worker_id: str) -> bool:
         return worker_id in self._declared_dead
 
-    def take_back_declaration(self, worker_id: str) -> None:
-        """Note that a worker was told that its leases are lost."""
+    def declare_alive(self, worker_id: str) -> None:
+        """Note that a worker learns that its leases are lost."""
         self._declared_dead.discard(worker_id)
 
     # -- rows for idle workers
 
-    def ask_rows_back(self, idle_worker_id: str) -> None:
+    def request_rows_back(self, idle_worker_id: str) -> None:
         """Have the fullest worker give back half of the rows that it has not started.
 
-        A worker that was asked is not asked again before its next heartbeat.
+        A worker with a pending request gets no other one before its next heartbeat.
         """
         spare = {
             worker_id: self.reports[worker_id].not_started

@@ -1,6 +1,6 @@
 """Places for workers on Ray's nodes, and the claims on them.
 
-Invariant: all GPUs of one worker are on one node, and stay the worker's until it is given up, so
+Invariant: all GPUs of one worker are on one node, and stay the worker's until it is abandoned, so
 that a worker that starts again finds them free. This module knows nothing about rows.
 """
 

@@ -278,10 +278,10 @@ class _Preparation:
 
 
 def _check_kept_columns(drift: Sequence[str]) -> None:
-    kept = next((line for line in drift if line.startswith("prompts.keep_columns:")), None)
-    if kept is not None:
+    columns_drift = next((line for line in drift if line.startswith("prompts.keep_columns:")), None)
+    if columns_drift is not None:
         raise ResumeError(
-            f"{kept}\nthe parts of one data set have the same columns, so --accept-drift "
+            f"{columns_drift}\nthe parts of one data set have the same columns, so --accept-drift "
             "does not reach this key; use another output.folder"
         )
 

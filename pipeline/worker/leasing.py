@@ -46,9 +46,9 @@ class Leases:
         return await asyncio.to_thread(self._rows_of, reply.lease)
 
     async def give_back(self, first_rows: Mapping[LeaseKey, int]) -> None:
-        """Give back the rows of each lease from its given row on.
+        """Give back the rows of each lease, from the row that it is mapped to.
 
-        Those who wait lease before this worker does, which would otherwise take its own rows back.
+        This worker pauses leasing, so that idle workers get the rows rather than itself.
         """
         self.hold_off(num_polls=2)
         for key, first_row in first_rows.items():

@@ -86,8 +86,8 @@ def add_or_retry_turn(
     """Keep a generated turn with its flags, or prepare the row to generate it again."""
     quality, index = config.quality, len(row.turns)
     row.attempts_at_turn = 0
-    asked = history(row.prompt.messages, row.turns)
-    question = next((m.content for m in reversed(asked) if m.role == "user"), "")
+    messages = history(row.prompt.messages, row.turns)
+    question = next((m.content for m in reversed(messages) if m.role == "user"), "")
     flags = turn_flags(
         turn,
         question=question,

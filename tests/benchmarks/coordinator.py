@@ -37,6 +37,7 @@ from schemas.config import RunFile
 from schemas.manifest import Part
 from schemas.progress import WorkerReport
 from schemas.prompt import Message, Prompt
+from tests.fakes.example_report import worker_report
 
 if TYPE_CHECKING:
     from schemas.shard import LeaseKey
@@ -258,20 +259,15 @@ def _ask_in_vain(coordinator: Coordinator, engines: list[str], times: Times) -> 
 
 
 def report(worker_id: str, *, not_started: int) -> WorkerReport:
-    return WorkerReport(
-        worker_id=worker_id,
-        state="running",
+    return worker_report(
+        worker_id,
         engine="sglang",
         engine_release="0.5.23",
         in_flight=64,
         not_started=not_started,
-        backing_off=0,
         unflushed=10,
         requests=1000,
-        interruptions=0,
-        restarts=0,
         completion_tokens=1_000_000,
-        last_cause=None,
     )
 
 

@@ -18,8 +18,9 @@ from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.live import LiveSpan
 from schemas.manifest import Part, RunIdentity, RunRecord
-from schemas.progress import Progress, WorkerReport
+from schemas.progress import Progress
 from schemas.session import SessionPlan
+from tests.fakes.example_report import worker_report
 
 Build = Callable[..., Coordinator]
 
@@ -59,24 +60,6 @@ def coordinator(tmp_path: Path) -> Build:
     return build
 
 
-def report(worker_id: str, not_started: int) -> WorkerReport:
-    return WorkerReport(
-        worker_id=worker_id,
-        state="running",
-        engine="fake",
-        engine_release=None,
-        in_flight=0,
-        not_started=not_started,
-        backing_off=0,
-        unflushed=0,
-        requests=0,
-        interruptions=0,
-        restarts=0,
-        completion_tokens=0,
-        last_cause=None,
-    )
-
-
 def test_rows_are_handed_out_once_enough_engines_are_ready(coordinator: Build) -> None:
     book = coordinator(1000, engines=3, min_engines=2)
     assert book.poll()[0].engines_awaited == 2
@@ -102,18 +85,18 @@ def test_fullest_engine_is_asked_for_half_of_what_it_has_not_started(coordinator
     book = coordinator(128, engines=3)
     book.lease("w0")
     book.lease("w1")
-    book.heartbeat(report("w0", 11))
-    book.heartbeat(report("w1", 40))
+    book.heartbeat(worker_report("w0", not_started=11))
+    book.heartbeat(worker_report("w1", not_started=40))
     assert book.lease("w2").lease is None
-    assert book.heartbeat(report("w0", 11)).give_back_rows == 0
-    assert book.heartbeat(report("w1", 40)).give_back_rows == 20
-    book.heartbeat(report("w1", 0))
+    assert book.heartbeat(worker_report("w0", not_started=11)).give_back_rows == 0
+    assert book.heartbeat(worker_report("w1", not_started=40)).give_back_rows == 20
+    book.heartbeat(worker_report("w1", not_started=0))
     book.lease("w2")
-    assert book.heartbeat(report("w1", 0)).give_back_rows == 0
-    assert book.heartbeat(report("w0", 11)).give_back_rows == 6
+    assert book.heartbeat(worker_report("w1", not_started=0)).give_back_rows == 0
+    assert book.heartbeat(worker_report("w0", not_started=11)).give_back_rows == 6
     book.worker_ended("w0", "lost")
     book.lease("w2")
-    assert book.heartbeat(report("w1", 0)).give_back_rows == 0
+    assert book.heartbeat(worker_report("w1", not_started=0)).give_back_rows == 0
 
 
 def test_late_part_of_an_engine_taken_for_dead_is_dropped(coordinator: Build) -> None:
@@ -151,7 +134,7 @@ def test_thousand_engines_that_ask_in_vain_do_not_hold_each_other_up(coordinator
     book = coordinator(500 * 64, engines=1000)
     for number in range(500):
         book.lease(f"w{number}")
-        book.heartbeat(report(f"w{number}", 30))
+        book.heartbeat(worker_report(f"w{number}", not_started=30))
     began_s = time.perf_counter()
     for number in range(2000):
         assert book.lease(f"w{500 + number % 500}").lease is None
@@ -186,7 +169,7 @@ def test_time_in_which_the_folder_did_not_answer_is_no_silence_of_the_workers(
     monkeypatch.setattr("pipeline.run.coordinator.monotonic", lambda: clock_s[0])
     lease = book.lease("w0").lease
     assert lease is not None
-    book.heartbeat(report("w0", 0))
+    book.heartbeat(worker_report("w0", not_started=0))
 
     def long(*_: object, **__: object) -> None:
         clock_s[0] += 500.0
@@ -196,10 +179,12 @@ def test_time_in_which_the_folder_did_not_answer_is_no_silence_of_the_workers(
         patch.setattr("pipeline.run.coordinator.publish", long)
         book.publish(part("p", 64), [(lease.key, row) for row in lease.rows[:1]])
     book.poll()
-    assert book.heartbeat(report("w0", 0)).leases_are_lost is False
+    assert book.heartbeat(worker_report("w0", not_started=0)).leases_are_lost is False
     clock_s[0] += 61.0
     book.poll()
-    assert book.heartbeat(report("w0", 0)).leases_are_lost is True, "a worker that is silent"
+    assert book.heartbeat(worker_report("w0", not_started=0)).leases_are_lost is True, (
+        "a worker that is silent"
+    )
 
 
 def test_time_left_goes_into_live_json_and_is_noted_beside_the_readings(

@@ -16,39 +16,10 @@ from pipeline.run.signals import catch_signals, exit_on_signals
 from pipeline.store.folder import LocalFolder
 from schemas.config import RunFile
 from schemas.estimate import Band
-from schemas.progress import Progress, WorkerReport, WorkerState
+from schemas.progress import Progress, WorkerState
+from tests.fakes.example_report import run_progress, worker_report
 
-BEGUN = Progress(
-    session_id="s",
-    updated_at_s=0.0,
-    state="running",
-    rows_total=10,
-    rows_done=0,
-    rows_failed=0,
-    rows_error=0,
-    completion_tokens=0,
-    last_publish_s=None,
-    leases_lost=0,
-    workers=(),
-)
-
-
-def worker(state: WorkerState) -> WorkerReport:
-    return WorkerReport(
-        worker_id="w0",
-        state=state,
-        engine="fake",
-        engine_release=None,
-        in_flight=0,
-        not_started=0,
-        backing_off=0,
-        unflushed=0,
-        requests=0,
-        interruptions=0,
-        restarts=0,
-        completion_tokens=0,
-        last_cause=None,
-    )
+BEGUN = run_progress(rows_total=10)
 
 
 @dataclass(slots=True)
@@ -128,7 +99,7 @@ def test_driver_that_lost_the_folder_stops(eta: LiveEta) -> None:
 
 
 def test_run_without_any_engine_ever_is_an_error_with_each_cause_once(eta: LiveEta) -> None:
-    starting = replace(BEGUN, workers=(worker("starting"),))
+    starting = replace(BEGUN, workers=(worker_report(state="starting"),))
     cluster = ScriptedCluster([starting], deserted_from=2, causes=["no GPU", "no GPU"])
     with pytest.raises(EngineError) as error:
         follow(cluster, [], never, ignore, eta)
@@ -138,7 +109,7 @@ def test_run_without_any_engine_ever_is_an_error_with_each_cause_once(eta: LiveE
 
 @pytest.mark.parametrize("state", ["running", "idle"])
 def test_run_whose_engines_are_gone_has_failed(eta: LiveEta, state: WorkerState) -> None:
-    ran = replace(BEGUN, workers=(worker(state),))
+    ran = replace(BEGUN, workers=(worker_report(state=state),))
     assert (
         follow(ScriptedCluster([ran, BEGUN], deserted_from=2), [], never, ignore, eta) == "failed"
     )

@@ -18,6 +18,7 @@ from schemas.progress import WorkerReport, WorkerState
 from schemas.prompt import Prompt
 from schemas.session import SessionPlan
 from tests.fakes.desk import frozen, prompts_of
+from tests.fakes.example_report import worker_report
 
 SAMPLES, ROWS = 2, 8
 
@@ -54,20 +55,11 @@ def new_session(folder: LocalFolder, prompts: list[Prompt]) -> Coordinator:
 
 
 def report(state: WorkerState, *, restarts: int = 0, plan: str | None = "--a 1") -> WorkerReport:
-    return WorkerReport(
-        worker_id="w0",
+    return worker_report(
         state=state,
         engine="sglang",
         engine_release="sglang 0.5.23",
-        in_flight=0,
-        not_started=0,
-        backing_off=0,
-        unflushed=0,
-        requests=0,
-        interruptions=0,
         restarts=restarts,
-        completion_tokens=0,
-        last_cause=None,
         plan=plan,
         max_running_requests=31,
     )

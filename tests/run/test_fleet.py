@@ -1,12 +1,11 @@
 """The fleet by its reports: the start, idle workers, silence, and flags of all engines."""
 
-from dataclasses import replace
-
 import pytest
 
 from pipeline.run.fleet import Fleet
 from schemas.progress import WorkerReport, WorkerState
 from schemas.quality_config import QualityConfig
+from tests.fakes.example_report import worker_report
 
 
 def fleet(*, min_engines: int = 1) -> Fleet:
@@ -14,29 +13,9 @@ def fleet(*, min_engines: int = 1) -> Fleet:
     return Fleet(min_engines=min_engines, quality=quality, accepted_shares={})
 
 
-def report(
-    worker_id: str, not_started: int = 0, *, state: WorkerState = "running", restarts: int = 0
-) -> WorkerReport:
-    return WorkerReport(
-        worker_id=worker_id,
-        state=state,
-        engine="fake",
-        engine_release=None,
-        in_flight=0,
-        not_started=not_started,
-        backing_off=0,
-        unflushed=0,
-        requests=0,
-        interruptions=0,
-        restarts=restarts,
-        completion_tokens=0,
-        last_cause=None,
-    )
-
-
 def with_flags(worker_id: str, num_flagged: int, *, of: int = 200) -> WorkerReport:
     flags = {"empty_answer": num_flagged}
-    return replace(report(worker_id), window_rows=of, window_flags=flags)
+    return worker_report(worker_id, window_rows=of, window_flags=flags)
 
 
 # -- the start
@@ -78,10 +57,10 @@ def test_run_that_has_begun_waits_for_no_engine_again() -> None:
 )
 def test_start_is_new_once_the_engine_is_up(state: WorkerState, is_up: bool) -> None:
     one = fleet()
-    assert one.note_start(report("w0", state=state)) is is_up
-    assert one.note_start(report("w0", state=state)) is False
-    assert one.note_start(report("w0", state=state, restarts=1)) is is_up
-    assert one.note_start(report("w1", state=state)) is is_up
+    assert one.note_start(worker_report("w0", state=state)) is is_up
+    assert one.note_start(worker_report("w0", state=state)) is False
+    assert one.note_start(worker_report("w0", state=state, restarts=1)) is is_up
+    assert one.note_start(worker_report("w1", state=state)) is is_up
 
 
 # -- rows for idle workers
@@ -90,8 +69,8 @@ def test_start_is_new_once_the_engine_is_up(state: WorkerState, is_up: bool) -> 
 def test_fullest_worker_gives_half_of_its_rows_back_once() -> None:
     one = fleet()
     for number, spare in enumerate((10, 41, 3)):
-        one.note_report(report(f"w{number}", spare))
-    one.ask_rows_back("idle")
+        one.note_report(worker_report(f"w{number}", not_started=spare))
+    one.request_rows_back("idle")
     # Half of 41, rounded up.
     assert one.take_rows_to_give_back("w1") == 21
     assert one.take_rows_to_give_back("w1") == 0
@@ -100,35 +79,38 @@ def test_fullest_worker_gives_half_of_its_rows_back_once() -> None:
 
 def test_worker_that_was_asked_is_passed_over_until_it_answers() -> None:
     one = fleet()
-    one.note_report(report("w0", 10))
-    one.note_report(report("w1", 41))
-    one.ask_rows_back("idle")
-    one.ask_rows_back("idle")
+    one.note_report(worker_report("w0", not_started=10))
+    one.note_report(worker_report("w1", not_started=41))
+    one.request_rows_back("idle")
+    one.request_rows_back("idle")
     assert one.take_rows_to_give_back("w1") == 21
     assert one.take_rows_to_give_back("w0") == 5
 
 
 def test_idle_worker_is_not_asked_for_its_own_rows() -> None:
     one = fleet()
-    one.note_report(report("w0", 10))
-    one.ask_rows_back("w0")
+    one.note_report(worker_report("w0", not_started=10))
+    one.request_rows_back("w0")
     assert one.take_rows_to_give_back("w0") == 0
 
 
-@pytest.mark.parametrize("last", [report("w0", 0), report("w0", 9, state="restarting")])
+@pytest.mark.parametrize(
+    "last",
+    [worker_report("w0", not_started=0), worker_report("w0", not_started=9, state="restarting")],
+)
 def test_worker_without_rows_to_spare_is_not_asked(last: WorkerReport) -> None:
     one = fleet()
-    one.note_report(report("w0", 10))
+    one.note_report(worker_report("w0", not_started=10))
     one.note_report(last)
-    one.ask_rows_back("idle")
+    one.request_rows_back("idle")
     assert one.take_rows_to_give_back("w0") == 0
 
 
 def test_worker_that_ended_is_not_asked_and_has_no_report() -> None:
     one = fleet()
-    one.note_report(report("w0", 10))
+    one.note_report(worker_report("w0", not_started=10))
     one.note_ended("w0")
-    one.ask_rows_back("idle")
+    one.request_rows_back("idle")
     assert one.take_rows_to_give_back("w0") == 0
     assert one.reports == {}
 
@@ -142,7 +124,7 @@ def test_silent_worker_is_declared_dead_until_it_was_told() -> None:
     one.declare_dead("w0")
     assert one.is_declared_dead("w0")
     assert not one.is_declared_dead("w1")
-    one.take_back_declaration("w0")
+    one.declare_alive("w0")
     assert not one.is_declared_dead("w0")
 
 

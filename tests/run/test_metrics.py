@@ -18,6 +18,7 @@ from pipeline.store.run_folder import LIVE_FILE
 from schemas.estimate import Band
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
+from tests.fakes.example_report import run_progress, worker_report
 from tests.fakes.example_run import write_example_run
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "jobs" / "deploy" / "grafana-dashboard.json"
@@ -37,23 +38,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return found
 
 
-def worker(worker_id: str, **values: int) -> WorkerReport:
-    counts = {
-        "in_flight": 0, "not_started": 0, "backing_off": 0, "unflushed": 0, "requests": 0,
-        "interruptions": 0, "restarts": 0, "completion_tokens": 0,
-    }  # fmt: skip
-    return WorkerReport(
-        worker_id=worker_id, state="running", engine="fake", engine_release=None, last_cause=None,
-        **(counts | values),  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
 def progress(rows_done: int, *workers: WorkerReport) -> Progress:
-    return Progress(
-        session_id="s", updated_at_s=0.0, state="running", rows_total=100, rows_done=rows_done,
-        rows_failed=10, rows_error=0, completion_tokens=0, last_publish_s=90.0, leases_lost=0,
-        workers=workers,
-    )  # fmt: skip
+    return run_progress(*workers, rows_done=rows_done, rows_failed=10, last_publish_s=90.0)
 
 
 def values_of(told: Told, name: str) -> list[float]:
@@ -108,9 +94,10 @@ def test_totals_of_workers_become_steps_and_one_that_left_has_none_in_flight(tol
     metrics.note_line("event=step_down cause=pool change='x' worker=w1")
     metrics.note_line("event=engine_ready worker=w1")
     metrics.update(
-        progress(0, worker("w0", interruptions=3), worker("w1", restarts=1)), now_s=100.0
+        progress(0, worker_report("w0", interruptions=3), worker_report("w1", restarts=1)),
+        now_s=100.0,
     )
-    metrics.update(progress(0, worker("w0", interruptions=5, in_flight=7)), now_s=102.0)
+    metrics.update(progress(0, worker_report("w0", interruptions=5, in_flight=7)), now_s=102.0)
     assert values_of(told, "retries") == [3, 2]
     assert values_of(told, "restarts") == [1]
     assert [v for n, v, t in told if n == "ladder_step" and t == {"worker": "w1"}] == [1]

@@ -272,6 +272,19 @@ def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
     each_once(at.book, 5)
 
 
+def test_worker_leases_no_more_than_keeps_the_engine_full(desk: MakeDesk) -> None:
+    at = desk(prompts_of(40), FakeEngine(max_running_requests=4), work={"shard_rows": 5})
+    asyncio.run(at.worker._lease())
+    assert at.book.ledger.counts().shards_leased == 1
+    more = desk(prompts_of(40), FakeEngine(max_running_requests=6), work={"shard_rows": 5})
+    asyncio.run(more.worker._lease())
+    assert more.book.ledger.counts().shards_leased == 2
+    more.worker._backlog.clear()
+    more.worker.stop()
+    asyncio.run(more.worker._lease())
+    assert more.book.ledger.counts().shards_leased == 2
+
+
 def test_rows_asked_back_are_given_back_from_the_end(desk: MakeDesk) -> None:
     at = desk(prompts_of(10), FakeEngine(), work={"shard_rows": 10})
 
