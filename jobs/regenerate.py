@@ -232,7 +232,7 @@ def _print_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> i
 
 
 def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Namespace) -> int:
-    """Print the summary on stdout. Return 0 when every row has its completion."""
+    """Print the summary on stdout, and return the exit status."""
     from pipeline.dataset.parts import example_completion
     from pipeline.dataset.run_record import read_manifest
     from pipeline.report.status import run_status
@@ -242,7 +242,6 @@ def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Name
     tokens_per_s = generated / end.wall_s if end.wall_s else None
     example = example_completion(folder)
     flags = _flag_counts(manifest.parts.values())
-    unfinished = status.rows_total - status.rows_done - status.rows_failed
     if arguments.json:
         values = {**status_as_json(status), "wall_s": end.wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": folder.place("data"), "causes": end.causes, "example": example}
@@ -253,12 +252,20 @@ def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Name
         if flags:
             print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
         print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
-        if unfinished:
+        if unfinished := _num_unfinished(status):
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
             print(*(f"cause      {cause}" for cause in dict.fromkeys(end.causes)), sep="\n")
         print(_example_text(example))
-    has_errors = status.rows_error and not arguments.accept_errors
-    return WITH_ERRORS if has_errors or status.rows_failed or unfinished else DONE
+    return _exit_status(status, accept_errors=arguments.accept_errors)
+
+
+def _exit_status(status: "RunStatus", *, accept_errors: bool) -> int:
+    has_errors = status.rows_error and not accept_errors
+    return WITH_ERRORS if has_errors or status.rows_failed or _num_unfinished(status) else DONE
+
+
+def _num_unfinished(status: "RunStatus") -> int:
+    return status.rows_total - status.rows_done - status.rows_failed
 
 
 def _flag_counts(parts: "Iterable[Part]") -> dict[str, int]:

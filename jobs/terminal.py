@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pipeline.run.driver import Show
     from pipeline.store.folder import Folder
@@ -30,30 +31,37 @@ def log(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def display(rows_total: int, rows_done: int) -> "Iterator[Show]":
+def display(rows_total: int, rows_done: int) -> "AbstractContextManager[Show]":
     """Show a bar of published rows on a terminal, a log line at intervals elsewhere."""
+    return _bar(rows_total, rows_done) if sys.stderr.isatty() else _lines()
+
+
+@contextmanager
+def _lines() -> "Iterator[Show]":
     rates: deque[tuple[float, int]] = deque()
-    if not sys.stderr.isatty():
-        last_line_s = time.monotonic()
+    last_line_s = time.monotonic()
 
-        def show_plain(progress: "Progress", events: list[str]) -> None:
-            for event in events:
-                log(event)
-            nonlocal last_line_s
-            now_s = time.monotonic()
-            _note_rate(rates, now_s, progress)
-            if now_s - last_line_s >= _PLAIN_PROGRESS_S:
-                last_line_s = now_s
-                log(f"event=progress {_progress_text(progress, rates)}")
+    def show(progress: "Progress", events: list[str]) -> None:
+        nonlocal last_line_s
+        for event in events:
+            log(event)
+        now_s = time.monotonic()
+        _note_rate(rates, now_s, progress)
+        if now_s - last_line_s >= _PLAIN_PROGRESS_S:
+            last_line_s = now_s
+            log(f"event=progress {_progress_text(progress, rates)}")
 
-        yield show_plain
-        return
+    yield show
+
+
+@contextmanager
+def _bar(rows_total: int, rows_done: int) -> "Iterator[Show]":
     from tqdm import tqdm
 
+    rates: deque[tuple[float, int]] = deque()
     with tqdm(total=rows_total, initial=rows_done, unit="row", smoothing=0.05) as bar:
 
-        def show_bar(progress: "Progress", events: list[str]) -> None:
+        def show(progress: "Progress", events: list[str]) -> None:
             for event in events:
                 bar.write(event, file=sys.stderr)
             _note_rate(rates, time.monotonic(), progress)
@@ -61,7 +69,7 @@ def display(rows_total: int, rows_done: int) -> "Iterator[Show]":
             bar.update(progress.rows_done - bar.n)
             bar.refresh()
 
-        yield show_bar
+        yield show
 
 
 def _note_rate(rates: deque[tuple[float, int]], now_s: float, progress: "Progress") -> None:
