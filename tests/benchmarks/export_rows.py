@@ -3,13 +3,13 @@
 usage: python -m tests.benchmarks.export_rows [--rows N] [--row-bytes N] [--format F,F]
                                               [--folder DIR]
 
-Writes a finished run of N rows of so many bytes in parts of 500, whose texts come again after
-10,000 rows and whose order is not the input's, and exports it once for each format in a process
-apart. Token ids spell the text in a byte-level vocabulary that is written beside the run:
-`tokens` leaves it out, `checked-tokens` holds each row's ids against its text with it.
+Writes a finished run of N rows of the given size, in parts of 500 and not in the order of the
+input; texts repeat after 10,000 rows. Then exports it once per format, each in its own process.
+Token ids spell the text in a byte-level vocabulary that is written next to the run: `tokens` does
+not use it, `checked-tokens` compares each row's ids with its text.
 
-100,000 rows of 10 KB take some 4 GB of disk and two minutes, most of them to write the run; 900,000
-(`--rows 900000`) nine times that. `--folder` keeps the run for the next time.
+100,000 rows of 10 KB need 4 GB of disk and two minutes, mostly to write the run; 900,000
+(`--rows 900000`) need nine times that. `--folder` keeps the run for the next time.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def write_run(folder: LocalFolder, num_rows: int, row_bytes: int) -> None:
 def write_part(
     folder: LocalFolder, prepared: Prepared, model: pa.Table, start: int, stop: int
 ) -> None:
-    """A part with the model's texts under ids of its own."""
+    """Publish a part with the texts of `model` under new row ids."""
     ids = pa.array([f"row-{number:08d}" for number in range(start, stop)])
     table = model.slice(0, stop - start).set_column(0, model.schema.field(0), ids)
     name = f"part-{start:09d}.parquet"
@@ -136,8 +136,8 @@ def write_tokenizer(model: Path, words: list[str]) -> dict[str, int]:
 def completion(
     number: int, row_bytes: int, words: list[str], vocabulary: dict[str, int], chance: random.Random
 ) -> Completion:
-    """A row whose conversation is of about so many bytes; its token ids come on top."""
-    # A word and its space take 6.5 bytes on average.
+    """Build a row whose conversation has about `row_bytes` bytes, token ids aside."""
+    # A word and its space have 6.5 bytes on average.
     chosen = chance.choices(words, k=row_bytes * 2 // 13)
     cut = len(chosen) * 3 // 4
     reasoning_text, answer_text = " ".join(chosen[:cut]), " ".join(chosen[cut:])
@@ -220,7 +220,7 @@ def measure(folder: LocalFolder, dest: Path, format_: str, num_rows: int) -> Non
 
 
 def _cpu_s_of_ended() -> float:
-    """Of all processes that were started here: a busy machine alters it less than the time."""
+    """CPU seconds of all child processes: a busy machine changes them less than the time."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""Memory of the driver and the coordinator, and rows a second, with many prompts.
+"""Memory of the driver and the coordinator, and rows per second, with many prompts.
 
 usage: python -m tests.benchmarks.million_prompts [--rows N] [--seconds S] [--folder DIR]
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_prompts(path: Path, num_rows: int) -> None:
-    """Prompts of 2 KB of words, unlike each other."""
+    """Write prompts of 2 KB, all different."""
     chance = random.Random(1)
     letters = "abcdefghijklmnop"
     words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(5000)]
@@ -67,7 +67,7 @@ def write_prompts(path: Path, num_rows: int) -> None:
 
 @contextlib.contextmanager
 def endpoint() -> Iterator[str]:
-    """An endpoint in a process of its own that answers at once."""
+    """Start an endpoint in its own process that answers at once."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_serve, args=(theirs,), daemon=True)
     process.start()

@@ -68,7 +68,7 @@ def plain_fault(turn: dict[str, Any], *, is_decoded: bool) -> str | None:
 def plain_token_rows(
     rows: list[list[dict[str, Any]]], *, is_decoded: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    """One token after the other."""
+    """Convert one token after the other."""
     made, left_out = [], []
     for at, turns in enumerate(rows):
         faults = [plain_fault(turn, is_decoded=is_decoded) for turn in turns] or ["no_turns"]
@@ -87,7 +87,7 @@ def plain_token_rows(
 
 
 def batch_of(rows: list[list[dict[str, Any]]]) -> pa.Table:
-    """In two chunks, the first of which begins within its buffer, as a slice does."""
+    """Build two chunks, the first of which begins within its buffer, as a slice does."""
     table = pa.table(
         {
             "row_id": pa.array([f"r{n}" for n in range(-1, len(rows))]),

@@ -20,7 +20,7 @@ OID = "1" * 40
 
 @dataclass(slots=True)
 class Hub:
-    """What the stand-in was told."""
+    """Requests that the stand-in received."""
 
     url: str = ""
     tokens: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ def handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
         handler.wfile.write(data)
 
     def quiet(*_: object) -> None:
-        """Nothing is printed."""
+        """Log nothing."""
 
     methods = {f"do_{verb}": handle for verb in ("GET", "POST", "PUT")}
     return type("Handler", (BaseHTTPRequestHandler,), {**methods, "log_message": quiet})

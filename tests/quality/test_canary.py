@@ -1,4 +1,4 @@
-"""When the canary stops a run, when an engine is drained, and what the findings say."""
+"""Limits that stop the canary or drain an engine, and the diagnosis."""
 
 import json
 import math

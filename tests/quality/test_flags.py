@@ -1,4 +1,4 @@
-"""What flags say of a turn: on the labelled set, on edges, and what the next try asks for."""
+"""Flags of a turn, on the labelled set and at their bounds, and the next attempt's sampling."""
 
 import time
 from collections.abc import Callable
@@ -144,6 +144,24 @@ def test_rounds_that_only_count_on_are_a_loop_where_the_turn_was_cut() -> None:
     assert "looping" in flags(cut)
     # Thinking that came to an answer left the loop by itself.
     assert "looping" not in flags(replace(TURN, reasoning_text=rounds))
+
+
+@pytest.mark.parametrize(
+    ("in_answer", "frame", "is_loop"),
+    [
+        # Ten words in an answer, five in thinking: a number is not a word.
+        (True, "So let me look once more at the tenth case, number {n}. ", True),
+        (True, "So let me look once more at the case, number {n}. ", True),
+        (True, "So let me look once more at case number {n}. ", False),
+        (False, "Let me try case {n} again. ", True),
+        (False, "Let me try case {n}. ", False),
+    ],
+)
+def test_rounds_have_their_words(in_answer: bool, frame: str, is_loop: bool) -> None:
+    rounds = "".join(frame.format(n=n) for n in range(3, 60))
+    reasoning, answer = ("Hm.", rounds) if in_answer else (rounds, "")
+    turn = replace(TURN, reasoning_text=reasoning, answer_text=answer, finish_reason="length")
+    assert ("looping" in flags(turn)) == is_loop
 
 
 @pytest.mark.parametrize(

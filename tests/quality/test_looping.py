@@ -1,4 +1,4 @@
-"""Each sign of a loop alone, just within and just beyond its bound."""
+"""Signs of a loop, one at a time, just within and just beyond their bounds."""
 
 import random
 

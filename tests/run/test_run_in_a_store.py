@@ -12,7 +12,7 @@ from jobs import export, report, status
 from pipeline.dataset.run_record import read_manifest
 from pipeline.store.bucket import open_folder
 from pipeline.store.object_store import place
-from tests.dataset.test_parts import table_of
+from tests.fakes.output_folder import table_of
 from tests.fakes.running import ended, kill, questions, start_job, wait_until
 from tests.fakes.scripted_model import write_scripted_model
 

@@ -27,7 +27,7 @@ _GOOD_ROWS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
-    """One generated turn and the flags that it ought to get."""
+    """A generated turn and the flags that it should get."""
 
     half: str
     kind: str

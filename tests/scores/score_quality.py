@@ -23,7 +23,7 @@ ALL_ON = QualityConfig.model_validate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One flag on one half of the set."""
+    """Score of one flag on one half of the set."""
 
     positives: int
     precision: float

@@ -30,19 +30,21 @@ from pipeline.store.object_store import Entry, Store
 from pipeline.store.run_folder import DATA, LOCK_FILE, MANIFEST_FILE, STAGING
 from schemas.completion import Completion
 from schemas.config import PromptsConfig, WorkConfig
-from tests.dataset.test_parts import (
+from tests.dataset.test_crashes import (
     EXPECTED,
-    assert_in_order,
     before_publishing,
     before_taking_back,
-    begun,
     finish,
-    published,
     publishing,
-    recovered,
     safe_rows,
-    staged,
     taking_back,
+)
+from tests.fakes.output_folder import (
+    assert_in_order,
+    begun,
+    published,
+    recovered,
+    staged,
     visible_ids,
 )
 
@@ -99,7 +101,7 @@ def memory(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def before_recovering(folder: Folder, build: Build) -> None:
-    """What crashes leave in a store."""
+    """Leave what crashes leave in a store."""
     before_publishing(folder, build)
     published(folder, "p2", [build("r02"), build("r03")])
     staged(folder, "p3", [build("r04"), build("r05", error=True)])
@@ -123,7 +125,7 @@ STEPS: dict[str, tuple[Step, Step, int]] = {
     "recover": (before_recovering, recovering, 10),
     "take back errors": (before_taking_back, taking_back, 12),
 }
-"""What stands before, what crashes, and how many changes that takes."""
+"""The folder before, the step that crashes, and the number of its changes."""
 
 
 @pytest.mark.parametrize("act", STEPS)
@@ -482,7 +484,7 @@ def test_store_that_keeps_silent_is_not_waited_for_as_often(
 def test_whatever_a_store_raises_is_one_line(
     memory: Callable[..., StoreFolder], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """That of Azure, where there is no login, is no OSError."""
+    """Azure without a login raises no OSError."""
     monkeypatch.setattr("pipeline.store.object_store.sleep", lambda _: None)
 
     class Failing:

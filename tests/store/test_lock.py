@@ -1,4 +1,4 @@
-"""One driver per output folder: refused while it lives, replaced when it is dead."""
+"""The driver's lock: a live holder is refused, and a dead one replaced."""
 
 import dataclasses
 import json
