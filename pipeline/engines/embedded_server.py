@@ -1,9 +1,9 @@
-"""The llama.cpp server in this process, for a machine without a GPU. Run as a script.
+"""Serve a GGUF file with llama.cpp in this process. Run as a script.
 
 usage: embedded_server.py MODEL_FILE ALIAS CONTEXT_LENGTH MAX_RUNNING_REQUESTS THREADS ADDRESS_FILE
 
-Listens on loopback, on a port of the kernel's choice, and writes its address to ADDRESS_FILE. The
-key that requests must bear comes in EMBEDDED_API_KEY.
+Listens on a free port of loopback and writes its address to ADDRESS_FILE. Requests need the key in
+EMBEDDED_API_KEY.
 """
 
 import os
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [os.environ.pop("EMBEDDED_API_KEY")]
-    # llama.cpp shares one context out among its slots.
+    # llama.cpp divides one context among its slots.
     params.n_ctx = int(context_length) * int(running)
     params.n_parallel = int(running)
     params.cpuparams.n_threads = int(threads)
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     temporary.write_text(server.listening_address)
     temporary.rename(address_file)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    # The server's threads do not end by themselves; nothing is lost with them.
+    # The server's threads do not end by themselves, and have nothing to save.
     os._exit(0)
 
 

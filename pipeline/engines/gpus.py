@@ -1,8 +1,7 @@
-"""The cards that this process may use, as the node itself knows them. The door to NVML.
+"""Read the cards that this process may use, from NVML or `nvidia-smi`.
 
-NVML answers where its Python package is installed, `nvidia-smi` where only the driver is; where
-neither does, nothing is known and the run file has to say. What is read here is a reading of the
-moment: free memory is before any engine of ours has loaded.
+Without NVML's Python package, `nvidia-smi` is run; without both, nothing is known and the run file
+has to name the card. Free memory is read before any engine of ours has loaded.
 """
 
 import csv
@@ -19,13 +18,13 @@ from pipeline.planner.cards import gpu_reported
 from schemas.plan import Gpu
 from schemas.units import MIB
 
-_ASK_TIMEOUT_S = 20.0
+_SMI_TIMEOUT_S = 20.0
 _FIELDS = "index,uuid,name,memory.total,memory.free,compute_cap,power.draw,power.limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One card's reading; what the driver does not tell is None."""
+    """Reading of one card; a value that the driver does not report is None."""
 
     index: int
     uuid: str
@@ -38,17 +37,17 @@ class Card:
 
 
 def visible_cards() -> tuple[Card, ...]:
-    """The cards of CUDA_VISIBLE_DEVICES in its order, all where it is not set; () if unknown."""
+    """Return the cards of CUDA_VISIBLE_DEVICES in its order, or all; () if unknown."""
     found = _by_nvml() if importlib.util.find_spec("pynvml") else None
     cards = _by_nvidia_smi() if found is None else found
     return _visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def planned_card(cards: tuple[Card, ...]) -> Gpu | None:
-    """The card that a launch on all of `cards` is planned for: the one with the least free memory.
+    """Return the card with the least free memory, for which a launch on all cards is planned.
 
-    Memory that is free takes the place of the catalogue's total, so that a neighbour's share is
-    not planned with. None where nothing is known.
+    Its free memory replaces the catalogue's total, so the memory of other processes is not planned
+    with. None without cards.
     """
     if not cards:
         return None
@@ -63,12 +62,12 @@ def planned_card(cards: tuple[Card, ...]) -> Gpu | None:
 
 
 def shared_cards(cards: tuple[Card, ...]) -> tuple[Card, ...]:
-    """Cards of which another process holds a good part."""
+    """Return the cards on which other processes use more than a tenth of the memory."""
     return tuple(card for card in cards if card.free_mib < 0.9 * card.total_mib)
 
 
 def _visible(cards: tuple[Card, ...], chosen: str | None) -> tuple[Card, ...]:
-    """Cards named by index, UUID or the beginning of one; a MIG slice is none of them."""
+    """Select cards by index, UUID or the beginning of one; a MIG slice matches none."""
     if chosen is None:
         return cards
     found = []
@@ -80,7 +79,7 @@ def _visible(cards: tuple[Card, ...], chosen: str | None) -> tuple[Card, ...]:
             or (word.startswith("GPU-") and card.uuid.startswith(word))
         ]
         if not named:
-            # CUDA itself ends the list at the first name that it does not know.
+            # CUDA itself ignores everything from the first unknown name on.
             break
         found.append(named[0])
     return tuple(found)
@@ -90,7 +89,7 @@ def _visible(cards: tuple[Card, ...], chosen: str | None) -> tuple[Card, ...]:
 
 
 def _by_nvml() -> tuple[Card, ...] | None:
-    """None where the library is not there or refuses; nvidia-smi may still know."""
+    """Read the cards, or None where the library fails; `nvidia-smi` may still work."""
     nvml: Any = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -141,21 +140,21 @@ def _by_nvidia_smi() -> tuple[Card, ...]:
         return ()
     command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(  # noqa: S603 - nothing in it comes from outside
-            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        done = subprocess.run(  # noqa: S603 - nothing in it comes from outside
+            command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        # A driver that hangs tells nothing; the engine's own start will say what is wrong.
+        # The driver hangs; the engine's own start will show what is wrong.
         return ()
-    if asked.returncode:
+    if done.returncode:
         return ()
-    rows = csv.reader(io.StringIO(asked.stdout), skipinitialspace=True)
+    rows = csv.reader(io.StringIO(done.stdout), skipinitialspace=True)
     cards = [_smi_card([field.strip() for field in row]) for row in rows if row]
     return tuple(card for card in cards if card is not None)
 
 
 def _smi_card(row: list[str]) -> Card | None:
-    """One line of nvidia-smi; None where it tells no memory, as with MIG or unified memory."""
+    """Parse a line of nvidia-smi; None where it lacks the memory, as with MIG or unified memory."""
     if len(row) != _FIELDS.count(",") + 1:
         return None
     index, uuid, name, total, free, capability, power, limit = row
@@ -182,5 +181,5 @@ def _number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        # "[N/A]" and "[Not Supported]" are no figures.
+        # "[N/A]" or "[Not Supported]".
         return None

@@ -1,11 +1,11 @@
-"""Keeps an engine's process from outliving its worker. Run as a script; stdlib only.
+"""Keep an engine's process from outliving its worker. Run as a script; stdlib only.
 
 usage: guard.py LOG_PATH MAX_LOG_BYTES GRACE_S COMMAND [ARG ...]
 
-Standard input is the leash: when its other end closes, because the worker let go or died in
-whatever way, the command's process group and every process below it are ended. The command's
-output goes to the log, which is rotated once it is full; the secret in GUARD_SECRET, if any, is
-blotted out of it. The exit status is the command's.
+Standard input is the leash: when its other end closes, because the worker closed it or died, the
+command's process group and every process below it are killed. The command's output goes to the
+log, which is rotated when full; the secret in GUARD_SECRET, if any, is masked there. The exit
+status is the command's.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+# linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# linux/prctl.h
 
 _POLL_S = 0.2
 _READ_BYTES = 65_536
 
 
 class BoundedLog:
-    """A log file that is moved to `<name>.1` when it is full, so two files' worth is kept."""
+    """A log file that is renamed to `<name>.1` when full, so at most two files are kept."""
 
     def __init__(self, path: Path, max_bytes: int, secret: bytes) -> None:
         self._path, self._max_bytes, self._secret = path, max_bytes, secret
@@ -36,7 +36,7 @@ class BoundedLog:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Write whole lines, so that a secret cut by a read is still found."""
+        """Write whole lines, so that a secret cut in two by a read is still masked."""
         lines, feed, self._rest = (self._rest + data).rpartition(b"\n")
         self._write(lines + feed)
         if len(self._rest) > _READ_BYTES:
@@ -59,7 +59,7 @@ class BoundedLog:
 
 def main(argv: list[str]) -> int:
     log_path, max_log_bytes, grace_s, *command = argv
-    # What the engine's processes leave behind becomes a child of this one, and can be ended.
+    # Orphans of the engine's processes become children of this one, so that it can kill them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     secret = os.environ.pop("GUARD_SECRET", "").encode()
     log = BoundedLog(Path(log_path), int(max_log_bytes), secret)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def _pump(child: "subprocess.Popen[bytes]", log: BoundedLog, stopping: list[bool]) -> None:
-    """Copy output to the log until the child is gone, the leash is cut, or a signal came."""
+    """Copy output to the log until the child ends, the leash closes or a signal arrives."""
     assert child.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
@@ -102,7 +102,7 @@ def _pump(child: "subprocess.Popen[bytes]", log: BoundedLog, stopping: list[bool
 
 
 def _end_all(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """SIGTERM to the group, SIGKILL after the grace, then to whatever stands below this process."""
+    """Send SIGTERM to the group, SIGKILL after the grace, then SIGKILL to every process below."""
     _signal_group(child.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while child.poll() is None and time.monotonic() < deadline_s:

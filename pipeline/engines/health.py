@@ -53,15 +53,15 @@ class StartWatch:
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """One engine from its first answer to its end, by readings in the order of time."""
+    """Health of an engine from its first answer to its end, from readings in order of time."""
 
     hang_timeout_s: float
     num_answers: int = 0
     """Requests that the engine has answered since it came up."""
     hang: str | None = None
-    """Why the engine counted as hung at the last reading."""
+    """Evidence that the engine hung at the last reading, or None."""
     shortage: str | None = None
-    """What a starving engine is short of, for as long as it starves."""
+    """Shortage of a starving engine, for as long as it starves."""
     _progress: tuple[float, ...] = ()
     _answers_before: int = 0
     _moved_s: float | None = None

@@ -1,4 +1,4 @@
-"""What follows on an engine's failure: other launch flags, the same again, or the end. Pure.
+"""Decide what follows on an engine's failure: other flags, the same again, or the end. Pure.
 
 Invariants: no configuration that failed through its own fault is tried twice; the number of
 attempts is bounded; a fault that only the user can fix stops at once.

@@ -1,4 +1,4 @@
-"""One SGLang engine over its launches: what it runs, what it measured, what it tries next.
+"""History of one SGLang engine: what it runs, what it measured, what it tries next.
 
 Keeps the history that the ladder reads and the calibrations that later launches use. It starts
 nothing: logs, figures and readings are passed in.

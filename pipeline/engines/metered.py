@@ -1,7 +1,7 @@
-"""An engine seen through a meter: the worker's engine, with its requests timed and counted.
+"""The worker's engine with a meter, which times and counts its requests.
 
-What the meter tells goes to the coordinator with the heartbeats. A metrics page that does not
-answer costs readings and nothing else.
+The meter's spans go to the coordinator with the heartbeats. A metrics page that does not answer
+costs readings and nothing else.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from schemas.live import LiveSpan
 from schemas.progress import Supply
 from schemas.prompt import Message, Request
 
-_LOOK_S = 5.0
-_LAST_LOOK_S = 0.5
-# assumed: a page that answers at all answers in so long; a drain has two seconds for everything
+_READ_EVERY_S = 5.0
+# assumed: a page that answers at all answers within this; a drain has two seconds for everything
+_LAST_READ_TIMEOUT_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
 class MeteredEngine:
-    """The served engine, and what is seen of it."""
+    """A served engine and the meter of its requests."""
 
     served: ServedEngine
     meter: Meter = field(default_factory=Meter)
-    _looking: "asyncio.Task[None] | None" = None
+    _reading: "asyncio.Task[None] | None" = None
     _last: tuple[LiveSpan, float] | None = None
 
     @property
@@ -57,12 +57,12 @@ class MeteredEngine:
         return self.served.starved
 
     async def start(self) -> None:
-        self._stop_looking()
+        self._stop_reading()
         self.meter.stopped()
         await self.served.start()
         self.meter.card = self.served.card
         self.meter.started(self.served.max_running_requests)
-        self._looking = asyncio.create_task(self._look_forever())
+        self._reading = asyncio.create_task(self._read_forever())
 
     async def generate(self, request: Request) -> Outcome:
         number, outcome = self.meter.note_request(monotonic()), None
@@ -82,7 +82,7 @@ class MeteredEngine:
         return self.served.prompt_tokens_at_least(messages)
 
     async def stop(self) -> None:
-        self._stop_looking()
+        self._stop_reading()
         try:
             if (span := await self._rest()) is not None:
                 self._last = span, monotonic()
@@ -91,34 +91,34 @@ class MeteredEngine:
             await self.served.stop()
 
     def take_span(self) -> LiveSpan | None:
-        """What there is to tell since the last time."""
+        """Return the span since the last one, once it is long enough."""
         return self.meter.take_span(monotonic())
 
     def last_span(self) -> tuple[LiveSpan, float] | None:
-        """What was left to tell when the engine was stopped, with how long ago that was; once."""
+        """Return, once, the span that ended with the stop, and its age in seconds."""
         last, self._last = self._last, None
         return (last[0], monotonic() - last[1]) if last is not None else None
 
     async def idle_span(self) -> LiveSpan | None:
-        """What is left to tell when nothing is in flight: the run may end at any moment."""
+        """Return the rest of the span when nothing is in flight: the run may end at any moment."""
         return await self._rest() if self.meter.is_idle else None
 
     async def _rest(self) -> LiveSpan | None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._look(), _LAST_LOOK_S)
+            await asyncio.wait_for(self._read(), _LAST_READ_TIMEOUT_S)
         return self.meter.take_last_span(monotonic())
 
-    def _stop_looking(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
-    async def _look_forever(self) -> None:
+    async def _read_forever(self) -> None:
         while True:
-            await self._look()
-            await asyncio.sleep(_LOOK_S)
+            await self._read()
+            await asyncio.sleep(_READ_EVERY_S)
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         page = await self.served.metrics_page()
         counters = engine_counters(page) if page else None
         if counters is not None:

@@ -55,7 +55,7 @@ def running_requests(plan: LaunchPlan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderBasis:
-    """What is known about model, card and load. Without model or card no launch is planned."""
+    """Facts about model, card and load. Without model or card no launch is planned."""
 
     model: ModelFacts | None
     gpu: Gpu | None

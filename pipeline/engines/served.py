@@ -48,7 +48,7 @@ _DEADLINE_BASE_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class ServedEngine:
-    """One engine of the run; `start` may be called again after the engine was lost."""
+    """Engine of one worker; `start` may be called again after the engine was lost."""
 
     config: RunFile
     worker_number: int
@@ -255,12 +255,12 @@ class ServedEngine:
         self, launch: LaunchHistory, process: EngineProcess, client: "ChatClient"
     ) -> None:
         """Read what the engine settled for, and limit the requests in flight to it."""
-        from pipeline.engines.client import most_in_flight
+        from pipeline.engines.client import raise_file_limit
 
         page = await client.page("/server_info") or await client.page("/get_server_info")
         text = await asyncio.to_thread(process.log_text)
         effective = launch.note_up(text, _mapping(page))
-        self._effective_requests = min(effective, most_in_flight())
+        self._effective_requests = min(effective, raise_file_limit())
         self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
 
     async def _follow_failure(self, launch: LaunchHistory, symptom: str | None) -> None:

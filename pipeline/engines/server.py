@@ -1,7 +1,7 @@
-"""Start the engine's process, see that it lives, stop it. The one place that starts a process.
+"""Start an engine's process, watch that it runs, and stop it.
 
 Invariant: no engine outlives its worker. The process runs in a session of its own under
-`guard.py`, which ends it with everything below it when the worker lets go of the leash or dies.
+`guard.py`, which kills it and everything below it when the worker closes the leash or dies.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from pipeline.planner.sglang.failures import LAUNCH_MARK, last_launch
 
 _GUARD = Path(__file__).with_name("guard.py")
 _MAX_LOG_BYTES = 64 * 2**20
+# An engine has nothing to save; the grace lets it unlink its shared memory.
 _STOP_GRACE_S = 1.0
-# An engine holds nothing worth saving; the grace lets it unlink its shared memory.
 _TAIL_LINES = 3
-_ASK_TIMEOUT_S = 30.0
+_RELEASE_TIMEOUT_S = 30.0
 _MOST_LOG_READ_BYTES = 4 * 2**20
+# Without these a process finds neither its libraries, nor its cards, nor its caches.
 _NEEDED_ENV = ("PATH", "HOME", "USER", "LANG", "LC_*", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_*",
                "NVIDIA_*", "NO_PROXY", "no_proxy")  # fmt: skip
-# Without these a process finds neither its libraries, nor its cards, nor its caches.
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineProcess:
-    """One engine under its guard.
+    """An engine's process under its guard.
 
-    `env` is added to what is passed of the environment; PYTHONPATH never is: it would show our
-    packages to an engine that runs in an interpreter of its own. `secret` is kept out of the log.
+    `env` is added to the variables that are passed on. PYTHONPATH never is: it would show our
+    packages to an engine that runs in an interpreter of its own. `secret` is masked in the log.
     """
 
     command: list[str]
@@ -51,11 +51,11 @@ class EngineProcess:
     _kernel_kills: int = 0
 
     def start(self) -> None:
-        """Raises EngineError when the command is not there."""
+        """Start the process. Raises EngineError when the command does not exist."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         arguments = [str(self.log_path), str(_MAX_LOG_BYTES), str(_STOP_GRACE_S), *self.command]
         if shutil.which(self.command[0]) is None:
-            raise EngineError(f"the engine's command {self.command[0]} is not there")
+            raise EngineError(f"the engine's command {self.command[0]} does not exist")
         self._mark_log()
         self._kernel_kills = _kernel_kills()
         self._guard = subprocess.Popen(  # noqa: S603 - the command is the run file's
@@ -73,7 +73,7 @@ class EngineProcess:
         )
 
     def _mark_log(self) -> None:
-        """Begin a launch in the log, with its command and without its secret."""
+        """Write the line that begins a launch in the log: its command without its secret."""
         words = " ".join(word if word != self.secret else "***" for word in self.command)
         with self.log_path.open("a", encoding="utf-8") as log:
             log.write(f"{LAUNCH_MARK}{words}\n")
@@ -84,16 +84,16 @@ class EngineProcess:
 
     @property
     def status(self) -> int | None:
-        """The exit status, 128 + n for signal n; None while it runs."""
+        """Exit status, 128 + n for signal n; None while the process runs."""
         return self._guard.poll() if self._guard else None
 
     @property
     def kernel_kills(self) -> int:
-        """Processes that the kernel killed for memory here since the start."""
+        """Processes that the kernel killed for memory on this machine since the start."""
         return _kernel_kills() - self._kernel_kills
 
     def activity(self) -> Activity:
-        """Counters that move while the engine does anything at all."""
+        """Read counters that move while the engine does anything at all."""
         pids = _below(self._guard.pid) if self._guard else []
         log_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         return Activity(
@@ -103,7 +103,7 @@ class EngineProcess:
         )
 
     def log_text(self) -> str:
-        """What the log holds of the present launch, its last megabytes if it is longer."""
+        """Return the log of the present launch, or its last megabytes."""
         text = self._log_end(_MOST_LOG_READ_BYTES)
         older = self.log_path.with_name(self.log_path.name + ".1")
         if LAUNCH_MARK not in text and older.exists():
@@ -111,15 +111,15 @@ class EngineProcess:
         return last_launch(text)
 
     def how_it_ended(self) -> str:
-        """Exit status and last lines of the log, in one line."""
+        """Return the exit status and the log's last lines, in one line."""
         status = self.status
         tail = self._log_end(8192).splitlines()
         lines = [line.strip() for line in tail if line.strip()][-_TAIL_LINES:]
-        said = f"; its last lines: {' | '.join(lines)}" if lines else ""
-        return f"the engine ended with status {status}{said} (log: {self.log_path})"
+        last_lines = f"; its last lines: {' | '.join(lines)}" if lines else ""
+        return f"the engine ended with status {status}{last_lines} (log: {self.log_path})"
 
     async def stop(self) -> None:
-        """End the engine and everything below it; returns when they are gone."""
+        """Kill the engine and everything below it; return when they are gone."""
         if self._guard is None:
             return
         assert self._guard.stdin is not None
@@ -138,7 +138,7 @@ class EngineProcess:
 def passed_environment(
     environment: Mapping[str, str], names: Sequence[str] | None
 ) -> dict[str, str]:
-    """What an engine may see: all but PYTHONPATH, or what is named and what none does without."""
+    """Return the variables that an engine gets: all but PYTHONPATH, or those named and needed."""
     kept = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     if names is None:
         return kept
@@ -153,24 +153,24 @@ def _is_named(name: str, wanted: Sequence[str]) -> bool:
 
 
 def installed_release(python: str) -> str | None:
-    """SGLang's release in an interpreter of its own; None where it does not tell."""
+    """Return SGLang's release in an interpreter of its own; None where it cannot be read."""
     question = "import importlib.metadata as m; print(m.version('sglang'))"
     try:
-        asked = subprocess.run(  # noqa: S603 - the interpreter is the run file's
+        done = subprocess.run(  # noqa: S603 - the interpreter is the run file's
             [python, "-I", "-c", question],
             capture_output=True,
             text=True,
-            timeout=_ASK_TIMEOUT_S,
+            timeout=_RELEASE_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        # Its start will say what is wrong with it.
+        # The start itself will show what is wrong.
         return None
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def free_port() -> int:
-    """A port of the loopback address that nothing listens on."""
+    """Return a port of the loopback address that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -178,9 +178,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def node_lock(path: Path) -> Iterator[bool]:
-    """Try to be the only one on this machine; yields whether that is so, without waiting.
+    """Try to take a lock of this machine without waiting; yield whether it was free.
 
-    The lock dies with its holder's process.
+    The lock ends with its holder's process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -200,11 +200,11 @@ def _locked(file: BinaryIO) -> bool:
     return True
 
 
-# -- what the kernel counts
+# --- counters of the kernel ---------------------------------------------------------------------
 
 
 def _below(root: int) -> list[int]:
-    """Every process under one, however deep."""
+    """List every process below one, at any depth."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
@@ -218,7 +218,7 @@ def _below(root: int) -> list[int]:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name, none for a process that is gone."""
+    """Return the fields of /proc/PID/stat after the name; none for a process that is gone."""
     return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
@@ -228,20 +228,20 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _io_bytes(pid: int) -> int:
-    """Bytes read and written by any call, those of network file systems too."""
+    """Count bytes read and written by any call, on network file systems too."""
     lines = dict(line.split(": ") for line in _proc_text(f"/proc/{pid}/io").splitlines())
     return int(lines.get("rchar", 0)) + int(lines.get("wchar", 0))
 
 
 def _kernel_kills() -> int:
-    """Out-of-memory kills that the kernel counts for this machine or container."""
+    """Count the out-of-memory kills in this container or machine."""
     own = _proc_text("/sys/fs/cgroup/memory.events")
     counted = re.findall(r"^oom_kill (\d+)$", own or _proc_text("/proc/vmstat"), re.M)
     return sum(map(int, counted))
 
 
 def _proc_text(path: str) -> str:
-    """A file of the kernel's; empty where the process is gone or the file is not for us."""
+    """Read a file of the kernel; empty where the process is gone or access is denied."""
     try:
         return Path(path).read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

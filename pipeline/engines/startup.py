@@ -1,4 +1,4 @@
-"""One start of an engine: its process, its signs of life, its first answer.
+"""Start an engine's process and wait, while it shows signs of life, for its first answer.
 
 An engine of ours is ready when it has generated; its health page proves less.
 """
@@ -59,7 +59,7 @@ _TRIAL = Request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where an engine of ours answers, and the key that it accepts."""
+    """Base URL of an engine, and the key that it accepts."""
 
     base_url: str
     api_key: str
@@ -143,7 +143,7 @@ class StartProbe:
 
     config: EngineConfig
     process: EngineProcess | None
-    """None for an endpoint, which only the deadline bounds."""
+    """Process to watch; an endpoint has none."""
     _began_s: float = field(default_factory=monotonic)
     _watch: StartWatch = field(init=False)
     _next_look_s: float = 0.0

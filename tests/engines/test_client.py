@@ -19,7 +19,7 @@ from pipeline.engines.client import (
     MOST_IN_FLIGHT,
     ChatClient,
     ServerFacts,
-    most_in_flight,
+    raise_file_limit,
     server_release,
 )
 from pipeline.errors import EngineError
@@ -369,7 +369,7 @@ def test_requests_in_flight_are_bounded_by_the_files_that_may_be_open(
     def most_with(soft: int, hard: int) -> int:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
         monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-        return most_in_flight()
+        return raise_file_limit()
 
     assert most_with(20_000, 20_000) == MOST_IN_FLIGHT
     assert most_with(resource.RLIM_INFINITY, resource.RLIM_INFINITY) == MOST_IN_FLIGHT
