@@ -40,14 +40,6 @@ _LARGEST_COUNT = 2**31 - 1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """Models and context length that a server reports."""
-
-    model_names: tuple[str, ...]
-    context_length: int | None
-
-
 def raise_file_limit() -> int:
     """Raise the limit of open files where needed; return the requests that it allows in flight."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -113,8 +105,8 @@ class ChatClient:
             raw.text, duration_s=monotonic() - sent_s, opens_in_prompt=self.opens_in_prompt
         )
 
-    async def facts(self) -> ServerFacts:
-        """Read `/models`; a server without that page has no facts.
+    async def context_length(self) -> int | None:
+        """Read the context length from `/models`; None where the server does not report it.
 
         Raises EngineError when no server answers, or it refuses the key or is not ready.
         """
@@ -124,7 +116,7 @@ class ChatClient:
             )
         except openai.APIStatusError as error:
             if error.status_code in (404, 405, 501):
-                return ServerFacts(model_names=(), context_length=None)
+                return None
             raise EngineError(
                 f"{self.base_url}/models answers {error.status_code}"
                 + (": the key is refused" if error.status_code in (401, 403) else "")
@@ -133,7 +125,7 @@ class ChatClient:
             cause = error.__cause__ or error
             text = str(cause) or type(cause).__name__
             raise EngineError(f"{self.base_url} does not answer: {_short(text)}") from None
-        return _facts(raw.text)
+        return _context_length(raw.text)
 
     async def page(self, path: str) -> str | None:
         """Return a page outside the API, such as `/metrics`; None where the request fails."""
@@ -355,17 +347,16 @@ def _ids(
     return None
 
 
-def _facts(text: str) -> ServerFacts:
-    """Read model names and context length of a `/models` answer, under each server's key."""
+def _context_length(text: str) -> int | None:
+    """Read the context length of a `/models` answer under the key of SGLang, vLLM or llama.cpp."""
     try:
         models = [model for model in json.loads(text)["data"] if isinstance(model, dict)]
     except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         models = []
-    names = tuple(model["id"] for model in models if isinstance(model.get("id"), str))
     lengths = [model.get("max_model_len") for model in models]
     lengths += [(model.get("meta") or {}).get("n_ctx") for model in models]
     known = [length for length in lengths if isinstance(length, int) and length > 0]
-    return ServerFacts(model_names=names, context_length=min(known, default=None))
+    return min(known, default=None)
 
 
 def _short(text: str) -> str:

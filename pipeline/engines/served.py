@@ -117,7 +117,7 @@ class ServedEngine:
         if self._client is None or (self._process is not None and not self._process.is_running):
             return False
         try:
-            await self._client.facts()
+            await self._client.context_length()
         except EngineError:
             return False
         return True
@@ -175,7 +175,7 @@ class ServedEngine:
         self.name = "endpoint"
         url = self.config.engine.base_urls[self.worker_number].rstrip("/")
         self._client = self._new_client(Address(base_url=url, api_key=endpoint_key(self.config)))
-        await self._read_facts(self._new_probe(), self._client)
+        await self._read_server(self._new_probe(), self._client)
 
     async def _start_embedded(self) -> None:
         self.name, self.release = "llama.cpp", embedded.release()
@@ -185,18 +185,17 @@ class ServedEngine:
             url = await self._new_probe().written(file)
         self._client = self._new_client(Address(base_url=f"{url}/v1", api_key=key))
         probe = self._new_probe()
-        await self._read_facts(probe, self._client)
+        await self._read_server(probe, self._client)
         await probe.first_turn(self._client)
 
-    async def _read_facts(self, probe: StartProbe, client: "ChatClient") -> None:
+    async def _read_server(self, probe: StartProbe, client: "ChatClient") -> None:
         from pipeline.engines.client import server_release
 
-        facts, engine = await probe.facts(client), self.config.engine
-        if engine.kind == "sglang":
+        served, configured = await probe.context_length(client), self.config.engine.context_length
+        self.context_length = configured or served
+        if self.config.engine.kind == "sglang":
             # A step down may have cut the run file's context.
-            self.context_length = facts.context_length or engine.context_length
-        else:
-            self.context_length = engine.context_length or facts.context_length
+            self.context_length = served or configured
         self.release = self.release or await server_release(client.base_url, client.api_key)
 
     # -- SGLang
@@ -239,7 +238,7 @@ class ServedEngine:
                 )
                 self.name, self._client = "sglang", self._new_client(address)
                 probe = self._new_probe()
-                await self._read_facts(probe, self._client)
+                await self._read_server(probe, self._client)
                 trial = await probe.first_turn(self._client)
                 if not launch.lengthen_context(trial.prompt_tokens):
                     await self._note_up(launch, self._process, self._client)

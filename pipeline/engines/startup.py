@@ -24,7 +24,7 @@ from schemas.config import EngineConfig, RunFile
 from schemas.prompt import Message, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from pipeline.engines.client import ChatClient, ServerFacts
+    from pipeline.engines.client import ChatClient
 
 # A large checkpoint from a cold network disk and kernels compiled on first use take hours on bad
 # days, so SGLang's silence is timed and not its start.
@@ -161,11 +161,11 @@ class StartProbe:
             await asyncio.sleep(_READY_POLL_S)
         return text
 
-    async def facts(self, client: "ChatClient") -> "ServerFacts":
+    async def context_length(self, client: "ChatClient") -> int | None:
         """Wait until the server lists its models. Raises EngineError as `check` does."""
         while True:
             try:
-                return await client.facts()
+                return await client.context_length()
             except EngineError as error:
                 self.check(str(error))
                 await asyncio.sleep(_READY_POLL_S)

@@ -18,7 +18,6 @@ from pipeline.engines import client as client_module
 from pipeline.engines.client import (
     MOST_IN_FLIGHT,
     ChatClient,
-    ServerFacts,
     raise_file_limit,
     server_release,
 )
@@ -40,7 +39,7 @@ def server() -> Iterator[ScriptedServer]:
 def ask(
     url: str, *, opens_in_prompt: bool = False, timeout_s: float = 5.0, key: str = "k"
 ) -> Outcome:
-    """One request with a client of its own."""
+    """Send one request with a client of its own."""
 
     async def once() -> Outcome:
         client = client_for(url, opens_in_prompt=opens_in_prompt, timeout_s=timeout_s, key=key)
@@ -66,11 +65,11 @@ def client_for(
     )
 
 
-def facts_of(url: str) -> ServerFacts:
-    async def once() -> ServerFacts:
+def context_of(url: str) -> int | None:
+    async def once() -> int | None:
         client = client_for(url)
         try:
-            return await client.facts()
+            return await client.context_length()
         finally:
             await client.close()
 
@@ -292,6 +291,14 @@ def test_half_a_surrogate_pair_is_a_question_mark(server: ScriptedServer) -> Non
     assert (got.reasoning_text, got.answer_text) == ("so ?", "cut ?")
 
 
+def test_least_and_largest_counts_of_a_column_are_stored(server: ScriptedServer) -> None:
+    body = json.loads(completion_body("seven"))
+    body["usage"] = {"prompt_tokens": 0, "completion_tokens": 2**31 - 1}
+    reply_with(server, Reply(body=json.dumps(body).encode()))
+    got = turn(ask(server.url))
+    assert (got.prompt_tokens, got.completion_tokens) == (0, 2**31 - 1)
+
+
 def test_counts_and_ids_that_no_column_holds_are_left_out(server: ScriptedServer) -> None:
     body = json.loads(completion_body("seven"))
     body["usage"] = {"prompt_tokens": -1, "completion_tokens": 2**31}
@@ -318,19 +325,22 @@ def test_more_requests_than_the_library_holds_connections_are_in_flight_at_once(
 
     server.script = slow
 
-    async def all_at_once() -> tuple[ServerFacts, list[Outcome]]:
+    async def all_at_once() -> tuple[int | None, list[Outcome]]:
         client = client_for(server.url)
         asked = [asyncio.create_task(client.generate(request())) for _ in range(5)]
         await asyncio.to_thread(all_are_there.wait, 5.0)
         # What is asked beside them waits for none of them.
-        facts = await client.facts()
+        context = await client.context_length()
         assert not any(task.done() for task in asked)
+        # Two requests a lane: five need three lanes.
+        assert [lane.in_flight for lane in client._lanes] == [2, 2, 1]
         outcomes = await asyncio.gather(*asked)
+        assert [lane.in_flight for lane in client._lanes] == [0, 0, 0]
         await client.close()
-        return facts, outcomes
+        return context, outcomes
 
-    facts, outcomes = asyncio.run(asyncio.wait_for(all_at_once(), 5.0))
-    assert facts.model_names == ("m",)
+    context, outcomes = asyncio.run(asyncio.wait_for(all_at_once(), 5.0))
+    assert context == 8192
     assert server.peak_in_flight == 5
     assert all(isinstance(outcome, Turn) for outcome in outcomes)
 
@@ -385,24 +395,37 @@ def test_client_asks_once(server: ScriptedServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_facts_hold_names_and_context_length(server: ScriptedServer) -> None:
-    facts = facts_of(server.url)
-    assert facts.model_names == ("m",)
-    assert facts.context_length == 8192
+@pytest.mark.parametrize(
+    ("models", "context"),
+    [
+        ([{"id": "m", "max_model_len": 8192}], 8192),
+        ([{"id": "m", "meta": {"n_ctx": 2048}}], 2048),
+        ([{"id": "a", "max_model_len": 8192}, {"id": "b", "max_model_len": 4096}], 4096),
+        ([{"id": "m", "max_model_len": 0}, {"id": "n", "meta": None}, "no model"], None),
+        (None, None),
+    ],
+)
+def test_context_length_is_read_under_each_servers_key(
+    server: ScriptedServer, models: object, context: int | None
+) -> None:
+    server.models = Reply(body=json.dumps({"data": models}).encode())
+    assert context_of(server.url) == context
 
 
-def test_server_without_a_models_page_is_taken_as_it_is(server: ScriptedServer) -> None:
-    server.models = Reply(status=404)
-    facts = facts_of(server.url)
-    assert (facts.model_names, facts.context_length) == ((), None)
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_server_without_a_models_page_reports_no_context(
+    server: ScriptedServer, status: int
+) -> None:
+    server.models = Reply(status=status)
+    assert context_of(server.url) is None
 
 
 def test_refused_key_and_absent_server_are_told(server: ScriptedServer) -> None:
     server.models = Reply(status=401)
     with pytest.raises(EngineError, match="the key is refused"):
-        facts_of(server.url)
+        context_of(server.url)
     with pytest.raises(EngineError, match="does not answer"):
-        facts_of("http://127.0.0.1:9/v1")
+        context_of("http://127.0.0.1:9/v1")
 
 
 def test_release_of_a_server_that_does_not_tell_is_unknown(server: ScriptedServer) -> None:
