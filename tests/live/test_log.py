@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log, write_live_log
 from pipeline.store.folder import LocalFolder
 from schemas.config import RunFile
@@ -99,3 +100,81 @@ def test_spoilt_file_of_readings_does_not_stop_a_run(tmp_path: Path) -> None:
     log = read_live_log(folder)
     assert log is not None
     assert log.num_added == 1
+
+
+# --- bounds ------------------------------------------------------------------------------------
+
+
+def test_engine_that_is_silent_for_two_minutes_has_nothing_in_flight() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    log.add("w0", span(running=((10, 1),)), now_s=30.0)
+    log.add("w1", span(running=((20, 2),)), now_s=150.0)
+    assert sorted(log.running_tokens()) == [10, 20, 20]
+    log.add("w1", span(running=((20, 2),)), now_s=150.1)
+    assert sorted(log.running_tokens()) == [20, 20]
+    assert list(LiveLog(began_at_s=0.0, run_file={}).running_tokens()) == []
+
+
+def test_merged_reading_is_the_mean_by_time() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    for number in range(121):
+        is_second = number == 1
+        reported = span(
+            engine_age_s=max(30.0 * number - 20.0, 0.0),
+            duration_s=10.0 if number == 0 else 30.0,
+            running_requests=4.0 if is_second else 8.0,
+            tokens_per_s=60.0 if is_second else 100.0,
+            prompt_tokens_per_s=6.0 if is_second else 10.0,
+            accept_length={0: 2.0, 1: 3.0}.get(number),
+        )
+        log.add("w0", reported, now_s=30.0 * (number + 1))
+    assert len(log.readings["w0"]) == 120
+    # The first two are the shortest pair: 10 s and 30 s.
+    first = log.readings["w0"][0]
+    assert (first.start_s, first.end_s, first.engine_age_s) == (20.0, 60.0, 0.0)
+    assert (first.running_requests, first.tokens_per_s) == (5.0, 70.0)
+    assert (first.prompt_tokens_per_s, first.accept_length) == (7.0, 2.75)
+    assert log.readings["w0"][1].accept_length is None
+
+
+def test_many_engines_share_the_bound_but_keep_four_readings() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    for worker in range(1001):
+        for number in range(6):
+            log.add(f"w{worker}", span(engine_age_s=30.0 * number), now_s=30.0 * (number + 1))
+    assert len(log.readings["w1000"]) == 4
+    assert log.num_added == 6006
+
+
+def test_file_is_written_at_most_every_15_s_and_only_if_something_is_new(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    keeper = LogKeeper.opened(folder, run_file(tmp_path), now_s=1000.0)
+    keeper.write_if_due(now_s=100.0)
+    assert not folder.exists("live-readings.jsonl")
+    keeper.log.add("w0", span(card="H200"), now_s=1040.0)
+    keeper.write_if_due(now_s=114.9)
+    assert not folder.exists("live-readings.jsonl")
+    keeper.write_if_due(now_s=115.0)
+    log = read_live_log(folder)
+    assert log is not None
+    assert (log.num_added, log.cards, log.counted_by_answers) == (1, {"w0": "H200"}, True)
+    folder.remove("live-readings.jsonl")
+    keeper.write_if_due(now_s=200.0)
+    assert not folder.exists("live-readings.jsonl")
+
+
+@pytest.mark.parametrize(
+    "lines", ['{"record": "reading"}', '{"record": "run"}', "[]", '{"no": "record"}']
+)
+def test_file_that_is_no_log_is_refused_with_its_line(tmp_path: Path, lines: str) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.write_whole("live-readings.jsonl", lines.encode() + b"\n")
+    with pytest.raises(ConfigError, match=r"live-readings.jsonl line 1: not a record of readings"):
+        read_live_log(folder)
+
+
+def test_engines_counters_leave_no_trace_of_answers() -> None:
+    log = LiveLog(began_at_s=0.0, run_file={})
+    log.add("w0", span(counted_by="engine"), now_s=30.0)
+    assert not log.counted_by_answers
+    assert engine_seconds(LiveLog(began_at_s=0.0, run_file={})) == (0.0, 0.0)

@@ -181,3 +181,93 @@ async def _metered(engine: MeteredEngine, *, is_idle_first: bool) -> LiveSpan:
     assert engine.take_span() is None
     assert engine.last_span() is None
     return span
+
+
+# --- details -----------------------------------------------------------------------------------
+
+COUNTERS = EngineCounters(
+    running_requests=2, decoded_tokens=0.0, prefilled_tokens=None, tokens_per_s=0,
+    accept_length=None,
+)  # fmt: skip
+
+
+def running_meter() -> Meter:
+    meter = Meter()
+    meter.started(8)
+    return meter
+
+
+@pytest.mark.parametrize("outcome", [None, Interruption(cause="x", connection_failed=False)])
+def test_request_without_a_completion_counts_only_while_it_runs(
+    outcome: Interruption | None,
+) -> None:
+    meter = running_meter()
+    number = meter.note_request(0.0)
+    meter.note_outcome(number, outcome, 4.0)
+    assert meter.is_idle
+    span = meter.take_span(10.0)
+    assert span is not None
+    assert (span.running_requests, span.tokens_per_s, span.finished) == (0.4, 0.0, ())
+
+
+def test_completion_of_an_unknown_request_or_without_a_count_is_not_counted() -> None:
+    meter = running_meter()
+    number = meter.note_request(0.0)
+    meter.note_outcome(99, TURN, 1.0)
+    meter.note_outcome(number, replace(TURN, completion_tokens=None), 2.0)
+    span = meter.take_span(10.0)
+    assert span is not None
+    assert (span.tokens_per_s, span.finished) == (0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rate"),
+    [
+        (100.0, 300.0, 20.0),
+        # Reset to 0 in between.
+        (300.0, 200.0, 20.0),
+        # On one side only: the gauge is used.
+        (None, 300.0, 7.0),
+        (300.0, None, 7.0),
+    ],
+)
+def test_counter_counts_between_two_scrapes(
+    before: float | None, after: float | None, rate: float
+) -> None:
+    meter = running_meter()
+    meter.note_request(0.0)
+    meter.note_counters(replace(COUNTERS, decoded_tokens=before, tokens_per_s=7.0), 0.0)
+    meter.note_counters(replace(COUNTERS, decoded_tokens=after, tokens_per_s=7.0), 10.0)
+    span = meter.take_span(10.0)
+    assert span is not None
+    assert (span.tokens_per_s, span.running_requests) == (rate, 2.0)
+
+
+def test_running_requests_are_the_mean_of_two_scrapes() -> None:
+    meter = running_meter()
+    meter.note_request(0.0)
+    meter.note_counters(COUNTERS, 0.0)
+    meter.note_counters(replace(COUNTERS, running_requests=6, decoded_tokens=80.0), 10.0)
+    span = meter.take_span(10.0)
+    assert span is not None
+    assert span.running_requests == 4.0
+    # 80 tokens in 40 request seconds: the one in flight is 10 s old.
+    assert span.running == ((20, 1),)
+
+
+def test_spans_of_an_engine_grow_with_its_age() -> None:
+    meter = running_meter()
+    meter.note_request(0.0)
+    ends = [second for second in range(200) if meter.take_span(float(second)) is not None]
+    # At least 2 s, then half the age, at most 30 s.
+    assert ends == [2, 4, 6, 9, 14, 21, 32, 48, 72, 102, 132, 162, 192]
+
+
+def test_card_and_cap_are_in_the_span_and_a_short_last_span_is_dropped() -> None:
+    meter = running_meter()
+    meter.card = "H200"
+    meter.note_request(0.0)
+    assert meter.take_last_span(0.4) is None
+    span = meter.take_last_span(0.6)
+    assert span is not None
+    assert (span.card, span.cap_requests, span.duration_s) == ("H200", 8, 0.6)

@@ -1,17 +1,32 @@
 """The mean length while requests still run, on replayed streams and on cases done by hand."""
 
+import math
 import statistics
 from collections import Counter
+from dataclasses import replace
 from random import Random
+from statistics import NormalDist
 
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.planner.lengths.censored import length_estimate, updated_lengths
+from pipeline.planner.lengths.censored import _agreed, length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import log_normal_cut, output_lengths
-from pipeline.planner.lengths.log_normal_fit import log_normal_fit
-from pipeline.planner.lengths.shapes import LogNormalCut, binned, moment
-from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
+from pipeline.planner.lengths.log_normal_fit import Counts, LogNormalFit, log_normal_fit
+from pipeline.planner.lengths.shapes import (
+    LogNormalCut,
+    binned,
+    cv_of,
+    moment,
+    moment_cut_at,
+    survival,
+)
+from pipeline.planner.lengths.survival import (
+    LengthEstimate,
+    _variance,
+    curve_estimate,
+    observed_lengths,
+)
 from tests.scores.replay_lengths import MEAN_TOKENS, log_normal_draw, replayed, stream
 
 
@@ -131,3 +146,124 @@ def test_a_prior_gives_way_as_completions_come_in() -> None:
     # Twice the prior: the prior is wrong, not unsure.
     contradicted = updated_lengths(prior, estimate(0.1, mean=4000), "").summary
     assert contradicted.mean_tokens == pytest.approx(4000, rel=0.02)
+
+
+# --- the fit -----------------------------------------------------------------------------------
+
+
+def log_likelihood(mu: float, sigma: float, ended: Counts, longer_than: Counts) -> float:
+    normal = NormalDist(mu, sigma)
+    total = sum(count * math.log(normal.pdf(math.log(tokens))) for tokens, count in ended)
+    return total + sum(
+        count * math.log(1 - normal.cdf(math.log(tokens))) for tokens, count in longer_than
+    )
+
+
+def test_fit_maximizes_the_likelihood_of_censored_lengths() -> None:
+    ended, longer_than = [(100, 4), (300, 5), (900, 2)], [(200, 3), (1000, 6)]
+    fit = log_normal_fit(ended, longer_than)
+    assert fit is not None
+    best = log_likelihood(fit.mu, fit.sigma, ended, longer_than)
+    for d_mu, d_sigma in ((0.01, 0), (-0.01, 0), (0, 0.01), (0, -0.01), (0.01, 0.01)):
+        assert log_likelihood(fit.mu + d_mu, fit.sigma + d_sigma, ended, longer_than) < best
+    # The covariance is the inverse of the negative second derivatives, here by difference.
+    step = 1e-3
+
+    def second(a: tuple[int, int], b: tuple[int, int]) -> float:
+        def at(i: int, j: int) -> float:
+            d_mu, d_sigma = (i * a[0] + j * b[0]) * step, (i * a[1] + j * b[1]) * step
+            return log_likelihood(fit.mu + d_mu, fit.sigma + d_sigma, ended, longer_than)
+
+        return -(at(1, 1) - at(1, -1) - at(-1, 1) + at(-1, -1)) / (4 * step**2)
+
+    mm, ms, ss = second((1, 0), (1, 0)), second((1, 0), (0, 1)), second((0, 1), (0, 1))
+    determinant = mm * ss - ms * ms
+    assert fit.covariance == pytest.approx(
+        (ss / determinant, -ms / determinant, mm / determinant), rel=0.01
+    )
+
+
+def test_four_completions_do_not_fix_a_fit_and_five_do() -> None:
+    assert log_normal_fit([(100, 2), (400, 2)], [(50, 9)]) is None
+    assert log_normal_fit([(100, 2), (400, 3)], [(50, 9)]) is not None
+
+
+def test_mean_is_the_fits_where_the_curve_agrees() -> None:
+    shape = log_normal_cut(MEAN_TOKENS, 1.2, 32_768)
+    state = stream(log_normal_draw(shape), 80, 240, seed=2)
+    observed = observed_lengths(Counter(state.finished), Counter(state.running), 32_768)
+    curve, fit = curve_estimate(observed), observed.fit()
+    assert curve is not None
+    assert fit is not None
+    cut = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=32_768)
+    found = estimated(list(state.finished), list(state.running), 32_768)
+    assert curve.mean_tokens != moment(cut, 1)
+    assert (found.mean_tokens, found.cv) == (moment(cut, 1), cv_of(cut))
+    # Everything else is the curve's.
+    assert found == replace(curve, mean_tokens=found.mean_tokens, cv=found.cv)
+
+
+@pytest.mark.parametrize(("distance", "is_fit"), [(0.69, True), (0.71, False)])
+def test_fit_is_used_within_seven_tenths_of_the_curves_error(distance: float, is_fit: bool) -> None:
+    # The log-normal's mean is e^(7 + 1/2) under a limit that cuts nothing.
+    fit = LogNormalFit(mu=7.0, sigma=1.0, covariance=(0.0, 0.0, 0.0))
+    mean = math.exp(7.5)
+    curve = LengthEstimate(
+        mean_tokens=mean / (1 + 0.1 * distance), mean_relative_error=0.1, cv=1.0,
+        at_limit_fraction=0.0, finished=100, running=80,
+    )  # fmt: skip
+    found = _agreed(curve, fit, 100_000_000)
+    assert (found.mean_tokens == pytest.approx(mean, rel=1e-6)) == is_fit
+    assert (found is curve) != is_fit
+
+
+def test_variance_of_a_figure_follows_from_both_errors() -> None:
+    # 3 mu + 5 sigma: 9 x 0.02 + 2 x 3 x 5 x 0.003 + 25 x 0.01 = 0.52
+    fit = LogNormalFit(mu=7.0, sigma=1.0, covariance=(0.02, 0.003, 0.01))
+    assert _variance(fit, lambda mu, sigma: 3 * mu + 5 * sigma) == pytest.approx(0.52)
+
+
+def test_tail_beyond_the_curve_is_that_of_the_cut_fit() -> None:
+    # 8 of 20 ended, 12 still run at 800 tokens.
+    observed = observed_lengths(Counter({100: 4, 300: 4}), Counter({800: 12}), 4096)
+    curve, fit = curve_estimate(observed), observed.fit()
+    assert curve is not None
+    assert fit is not None
+    shape = LogNormalCut(mu=fit.mu, sigma=fit.sigma, limit_tokens=4096)
+    beyond = (moment(shape, 1) - moment_cut_at(shape, 1, 800)) / survival(shape, 800)
+    # 1 until 100, 16 of 20 until 300, 12 of 20 until 800 and beyond.
+    area = 100 + 0.8 * 200 + 0.6 * 500
+    assert curve.mean_tokens == pytest.approx(area + 0.6 * beyond)
+    squares = 100**2 + 0.8 * (300**2 - 100**2) + 0.6 * 800**2 - 0.6 * 300**2
+    tail = (moment(shape, 2) - moment_cut_at(shape, 2, 800)) / survival(shape, 800)
+    second = squares + 0.6 * tail
+    assert curve.cv == pytest.approx(math.sqrt(second / curve.mean_tokens**2 - 1))
+    at_limit = survival(shape, 4095.999999) / survival(shape, 800)
+    assert curve.at_limit_fraction == pytest.approx(0.6 * at_limit, rel=1e-6)
+    assert (curve.finished, curve.running) == (8, 12)
+    # Its error: the fit's, 30 % of the tail, and Greenwood's terms of both steps.
+    right = [0.8 * 200 + 0.6 * 500 + 0.6 * beyond, 0.6 * 500 + 0.6 * beyond]
+    greenwood = right[0] ** 2 * 4 / (20 * 16) + right[1] ** 2 * 4 / (16 * 12)
+    known = greenwood + (0.3 * 0.6 * beyond) ** 2
+    error = curve.mean_relative_error * curve.mean_tokens
+    assert error**2 > known
+
+    def excess(mu: float, sigma: float) -> float:
+        moved = LogNormalCut(mu=mu, sigma=sigma, limit_tokens=4096)
+        return (moment(moved, 1) - moment_cut_at(moved, 1, 800)) / survival(moved, 800)
+
+    assert error**2 == pytest.approx(known + 0.36 * _variance(fit, excess), rel=1e-6)
+
+
+@pytest.mark.parametrize(("distance", "weight"), [(0.27, 0.5), (0.29, 0.29**2 / 0.0941)])
+def test_prior_is_contradicted_beyond_the_95_percent_band(distance: float, weight: float) -> None:
+    # 1.96 x root(0.1^2 + 0.1^2) = 0.2772; a prior that is 0.29 off counts as known to 0.29:
+    # 0.0841 / (0.0841 + 0.01) of the way.
+    prior = output_lengths(2000, 1.2, 32_768, "run file", mean_relative_error=0.1)
+    estimate = LengthEstimate(
+        mean_tokens=2000 * math.exp(distance), mean_relative_error=0.1, cv=1.0,
+        at_limit_fraction=0.01, finished=100, running=80,
+    )  # fmt: skip
+    found = updated_lengths(prior, estimate, "both").summary
+    assert found.mean_tokens == pytest.approx(2000 * math.exp(weight * distance))
+    assert (found.cv, found.at_limit_fraction, found.source) == (1.0, 0.01, "both")
