@@ -210,7 +210,7 @@ def test_fit_is_used_within_seven_tenths_of_the_curves_error(distance: float, is
     mean = math.exp(7.5)
     curve = LengthEstimate(
         mean_tokens=mean / (1 + 0.1 * distance), mean_relative_error=0.1, cv=1.0,
-        at_limit_fraction=0.0, finished=100, running=80,
+        at_limit_fraction=0.0, finished=100, running=80, shape=binned([1000, 2000], 32_768),
     )  # fmt: skip
     found = _agreed(curve, fit, 100_000_000)
     assert (found.mean_tokens == pytest.approx(mean, rel=1e-6)) == is_fit
@@ -241,10 +241,10 @@ def test_tail_beyond_the_curve_is_that_of_the_cut_fit() -> None:
     at_limit = survival(shape, 4095.999999) / survival(shape, 800)
     assert curve.at_limit_fraction == pytest.approx(0.6 * at_limit, rel=1e-6)
     assert (curve.finished, curve.running) == (8, 12)
-    # Its error: the fit's, 30 % of the tail, and Greenwood's terms of both steps.
+    # Its error: the fit's, 0.3 + 0.7 x 0.6 = 72 % of the tail, and Greenwood's terms of both steps.
     right = [0.8 * 200 + 0.6 * 500 + 0.6 * beyond, 0.6 * 500 + 0.6 * beyond]
     greenwood = right[0] ** 2 * 4 / (20 * 16) + right[1] ** 2 * 4 / (16 * 12)
-    known = greenwood + (0.3 * 0.6 * beyond) ** 2
+    known = greenwood + (0.72 * 0.6 * beyond) ** 2
     error = curve.mean_relative_error * curve.mean_tokens
     assert error**2 > known
 
@@ -262,7 +262,7 @@ def test_prior_is_contradicted_beyond_the_95_percent_band(distance: float, weigh
     prior = output_lengths(2000, 1.2, 32_768, "run file", mean_relative_error=0.1)
     estimate = LengthEstimate(
         mean_tokens=2000 * math.exp(distance), mean_relative_error=0.1, cv=1.0,
-        at_limit_fraction=0.01, finished=100, running=80,
+        at_limit_fraction=0.01, finished=100, running=80, shape=binned([1000, 2000], 32_768),
     )  # fmt: skip
     found = updated_lengths(prior, estimate, "both").summary
     assert found.mean_tokens == pytest.approx(2000 * math.exp(weight * distance))

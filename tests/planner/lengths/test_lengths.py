@@ -1,6 +1,7 @@
 """Completion lengths: a stated mean and CV are those of what is written, cut at the limit."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,8 +15,10 @@ from pipeline.planner.lengths.contexts import (
 )
 from pipeline.planner.lengths.lengths import (
     PRIOR_MEAN_ERROR,
+    configured_lengths,
     lengths_from_sample,
     log_normal_cut,
+    longest_output,
     nearest_log_normal_cut,
     output_lengths,
     prior_lengths,
@@ -26,11 +29,14 @@ from pipeline.planner.lengths.shapes import (
     SampledLengths,
     at_limit_fraction,
     cv_of,
+    log_of_normal_cdf,
     longest_of,
     longest_remaining,
     mean_emitted,
     mean_remaining,
     moment,
+    moment_cut_at,
+    normal_cdf,
     survival,
 )
 from tests.fakes.drawn_lengths import sampled_length
@@ -203,6 +209,108 @@ def test_bins_keep_the_mean_and_nearly_the_spread_of_a_sample() -> None:
 def test_a_sample_that_says_nothing_is_refused(lengths: list[int], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         lengths_from_sample(lengths, 4096, "pilot")
+
+
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [
+        # CV 0.5 x root(count / (count - 1)); below 30 lengths at least CV 1.
+        (28, 1 / 28**0.5),
+        (30, 0.5 * (30 / 29) ** 0.5 / 30**0.5),
+    ],
+)
+def test_error_of_a_sample_assumes_the_priors_spread_below_thirty(count: int, error: float) -> None:
+    # Half 50 and half 150: mean 100, deviation 50.
+    lengths = [50] * (count // 2) + [150] * (count // 2)
+    assert lengths_from_sample(lengths, 4096, "p").summary.mean_relative_error == pytest.approx(
+        error
+    )
+
+
+# --- the run file ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean", "cv", "thinking", "expected_mean", "expected_cv"),
+    [
+        (None, None, True, 2500, 1.2),
+        (None, None, False, 500, 1.0),
+        (800.0, None, True, 800, 1.2),
+        (800.0, None, False, 800, 1.0),
+        (None, 0.5, True, 2500, 0.5),
+        (None, 0.5, False, 500, 0.5),
+        (800.0, 0.0, True, 800, 0.0),
+    ],
+)
+def test_prior_fills_in_what_the_run_file_omits(
+    mean: float | None, cv: float | None, thinking: bool, expected_mean: float, expected_cv: float
+) -> None:
+    summary = configured_lengths(
+        mean, cv, thinking=thinking, limit_tokens=1_000_000, source="run file"
+    ).summary
+    assert summary.mean_tokens == pytest.approx(expected_mean, rel=0.001)
+    assert summary.cv == pytest.approx(expected_cv, rel=0.01, abs=1e-6)
+    is_prior = mean is None and cv is None
+    assert (summary.source == "run file") != is_prior
+    assert summary.mean_relative_error == pytest.approx(0.35 if is_prior else 0.10, rel=1e-3)
+
+
+def test_default_limit_grows_with_stated_lengths() -> None:
+    # 1,000 x (1 + 6 x 1.2) = 8,200; with a stated CV of 0.5 4,000.
+    assert longest_output(1000.0, None, 4096, max_tokens_given=False) == 8200
+    assert longest_output(1000.0, 0.5, 4096, max_tokens_given=False) == 4096
+    assert longest_output(1000.0, 0.5, 1024, max_tokens_given=False) == 4000
+    assert longest_output(1000.0, None, 4096, max_tokens_given=True) == 4096
+    assert longest_output(None, None, 4096, max_tokens_given=False) == 4096
+
+
+# --- one formula, three shapes -----------------------------------------------------------------
+
+
+def test_moments_of_each_shape_by_hand() -> None:
+    sample = SampledLengths(
+        bin_means=(10.0, 20.0, 40.0), weights=(0.5, 0.25, 0.25), limit_tokens=40
+    )
+    # 5 + 5 + 10; cut at 15: 5 + 3.75 + 3.75; squares 50 + 100 + 400.
+    assert moment(sample, 1) == 20
+    assert moment_cut_at(sample, 1, 15) == 12.5
+    assert moment(sample, 2) == 550
+    assert moment_cut_at(sample, 1, 0) == 0
+    assert cv_of(sample) == pytest.approx((550 / 400 - 1) ** 0.5)
+    assert [survival(sample, tokens) for tokens in (9, 10, 39, 40)] == [1, 0.5, 0.25, 0]
+    assert at_limit_fraction(sample) == 0.25
+    assert at_limit_fraction(replace(sample, limit_tokens=41)) == 0
+    # Of those longer than 15, 0.5: (20 - 12.5) / 0.5.
+    assert mean_remaining(sample, 15) == 15
+    assert mean_remaining(sample, 40) == 0
+    # 550 / 40
+    assert mean_emitted(sample) == 13.75
+    equal = LogNormalCut(mu=math.log(30), sigma=0.0, limit_tokens=40)
+    assert moment_cut_at(equal, 2, 20) == pytest.approx(400)
+    assert moment_cut_at(equal, 2, 35) == pytest.approx(900)
+    assert (survival(equal, 0), survival(equal, 29), survival(equal, 31)) == (1, 1, 0)
+    # A cut above the limit is the limit.
+    wide = LogNormalCut(mu=3.0, sigma=1.0, limit_tokens=40)
+    assert moment_cut_at(wide, 1, 100) == moment(wide, 1)
+    assert (survival(wide, 0), survival(wide, 40)) == (1, 0)
+
+
+def test_longest_of_two_by_hand() -> None:
+    # Of two drawn from 10 and 40 alike, the longer is 40 three times in four: 32.5.
+    sample = SampledLengths(bin_means=(10.0, 40.0), weights=(0.5, 0.5), limit_tokens=40)
+    assert longest_of(sample, 2) == pytest.approx(32.5, abs=0.1)
+    assert longest_of(sample, 1) == pytest.approx(25, abs=0.1)
+
+
+def test_normal_tail_is_known_where_it_underflows() -> None:
+    assert normal_cdf(0) == 0.5
+    assert normal_cdf(1.2816) == pytest.approx(0.9, abs=1e-4)
+    assert normal_cdf(-10) == pytest.approx(7.62e-24, rel=1e-3)
+    assert log_of_normal_cdf(-1.0) == pytest.approx(math.log(0.158655), rel=1e-5)
+    for z in (-29.9, -30.1, -50.0):
+        # The density over -z, but for a part 1 / z^2.
+        mills = -z * z / 2 - math.log(-z * math.sqrt(2 * math.pi))
+        assert log_of_normal_cdf(z) == pytest.approx(mills, rel=3e-6)
 
 
 # --- what running requests hold ----------------------------------------------------------------
