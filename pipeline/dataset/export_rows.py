@@ -209,12 +209,12 @@ class _IdLists:
 
 def _token_faults(turns: pa.StructArray) -> pa.Array:
     """Name the fault in each turn's ids, as its counts show it; null where they are consistent."""
-    asked = pc.struct_field(turns, "prompt_token_ids")
+    prompt = pc.struct_field(turns, "prompt_token_ids")
     generated = pc.struct_field(turns, "completion_token_ids")
     boundary = pc.struct_field(turns, "generation_boundary")
     counted = pc.struct_field(turns, "completion_tokens")
-    lacks_ids = pc.or_(pc.is_null(asked), pc.is_null(generated))
-    begins_elsewhere = pc.fill_null(pc.not_equal(boundary, pc.list_value_length(asked)), True)
+    lacks_ids = pc.or_(pc.is_null(prompt), pc.is_null(generated))
+    begins_elsewhere = pc.fill_null(pc.not_equal(boundary, pc.list_value_length(prompt)), True)
     lacks_some = pc.fill_null(pc.not_equal(counted, pc.list_value_length(generated)), False)
     return pc.case_when(
         pc.make_struct(lacks_ids, begins_elsewhere, lacks_some),
@@ -229,11 +229,11 @@ def _taken(lists: pa.ListArray, places: pa.Array) -> pa.ListArray:
     return lists if len(places) == len(lists) else lists.take(places)
 
 
-def _joined(asked: pa.ListArray, generated: pa.ListArray) -> tuple[pa.ListArray, pa.ListArray]:
+def _joined(prompt: pa.ListArray, generated: pa.ListArray) -> tuple[pa.ListArray, pa.ListArray]:
     """Concatenate each turn's prompt and generated ids, with a mask that is one where generated."""
-    num_turns = len(asked)
-    slices = [both.slice(turn, 1) for turn in range(num_turns) for both in (asked, generated)]
-    pieces = pa.concat_arrays([asked.slice(0, 0), *slices])
+    num_turns = len(prompt)
+    slices = [both.slice(turn, 1) for turn in range(num_turns) for both in (prompt, generated)]
+    pieces = pa.concat_arrays([prompt.slice(0, 0), *slices])
     # Prompt and generated pieces alternate, so a piece with an odd number was generated.
     mask = pc.bit_wise_and(pc.list_parent_indices(pieces), 1).cast(pa.int8())
     bounds = pieces.offsets.take(pa.array(range(0, 2 * num_turns + 1, 2), pa.int64()))

@@ -59,6 +59,22 @@ def test_seven_sentences_are_too_few_to_judge() -> None:
     assert is_looping(". ".join([sentence] * 8), limits)
 
 
+def test_cjk_sentences_count_from_eight_characters() -> None:
+    eight = "\u4eca\u5929\u5929\u6c14\u975e\u5e38\u597d\u554a"
+    assert is_looping("\u3002".join([eight] * 8), ONLY_SENTENCES)
+    assert not is_looping("\u3002".join([eight[:7]] * 8), ONLY_SENTENCES)
+    # Latin sentences count from twenty.
+    assert is_looping(". ".join(["x" * 20] * 8), ONLY_SENTENCES)
+    assert not is_looping(". ".join(["x" * 19] * 8), ONLY_SENTENCES)
+
+
+def test_half_of_a_window_must_be_words() -> None:
+    limits = LoopingConfig(max_repeated_share=1.0, tail_characters=9999)
+    assert is_looping("again 1 " * 100, limits)
+    # Two thirds are figures.
+    assert not is_looping("again 1 2 " * 100, limits)
+
+
 def test_tail_repeats_six_times_and_has_its_length() -> None:
     passage = "so the answer must be fifty-four words, no, sixty! "
     assert len(passage) == 51
