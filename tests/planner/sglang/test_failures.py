@@ -25,8 +25,8 @@ def excerpt(name: str) -> str:
 
 def test_there_are_excerpts_of_every_cause() -> None:
     assert len(EXCERPTS) >= 40
-    told = {name.partition("--")[0] for name in EXCERPTS}
-    assert len(told) == 20
+    kinds = {name.partition("--")[0] for name in EXCERPTS}
+    assert len(kinds) == 20
 
 
 @pytest.mark.parametrize("name", EXCERPTS)
@@ -76,7 +76,7 @@ def test_figures_of_a_failed_allocation_are_read(
         ("flag--renamed", "start"),
     ],
 )
-def test_cause_tells_how_far_the_launch_had_come(name: str, stage: str) -> None:
+def test_cause_has_the_stage_of_the_launch(name: str, stage: str) -> None:
     assert failure_cause(excerpt(name)).stage == stage
 
 
@@ -94,13 +94,72 @@ def test_flags_that_do_not_go_together_are_told_in_the_engines_words() -> None:
     assert "not supported together with the radix cache" in cause.summary
 
 
-def test_exit_status_speaks_where_the_log_is_silent() -> None:
+def test_exit_status_decides_where_the_log_is_silent() -> None:
     log = "[2026-11-12 03:14:00] Load weight begin. avail mem=94.12 GB\n"
-    assert failure_cause(log, status=137).kind == "killed"
-    assert failure_cause(log, status=139).kind == "gpu_fault"
-    assert failure_cause(log, status=137, kernel_kills=1).kind == "host_memory"
-    assert failure_cause("", status=1).kind == "unknown"
+    killed = failure_cause(log, status=137)
+    assert (killed.kind, killed.stage) == ("killed", "weights")
+    assert killed.summary == "the engine exited with status 137 and logged no error"
+    assert killed.evidence == (log.strip(),)
+    by_kernel = failure_cause(log, status=137, kernel_kills=1)
+    assert by_kernel.kind == "host_memory"
+    assert by_kernel.summary == "the kernel killed the engine for host memory"
     assert failure_cause("", status=1).evidence == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (137, "killed"), (143, "killed"), (-9, "killed"), (-15, "killed"), (134, "gpu_fault"),
+        (135, "gpu_fault"), (139, "gpu_fault"), (-6, "gpu_fault"), (-7, "gpu_fault"),
+        (-11, "gpu_fault"), (0, "unknown"), (1, "unknown"), (130, "unknown"), (None, "unknown"),
+    ],
+)  # fmt: skip
+def test_kind_of_each_exit_status(status: int | None, kind: str) -> None:
+    assert failure_cause("", status=status).kind == kind
+
+
+def test_silent_log_shows_its_last_lines() -> None:
+    log = "one\ntwo\n\nthree\nfour\nkill_process_tree called\n" + "x" * 400
+    assert failure_cause(log, status=1).evidence == ("three", "four", "x" * 297 + "...")
+
+
+def test_errors_shortly_before_a_batch_of_another_rank_count() -> None:
+    error = "[2026-11-12 03:14:00 TP0] NCCL error: unhandled system error\n"
+    batch = "[2026-11-12 03:14:01 TP1] Decode batch, #running-req: 3, #token: 100\n"
+    other = "[2026-11-12 03:14:01 TP1] something\n"
+    near, far = error + other * 119 + batch, error + other * 120 + batch
+    assert failure_cause(near, status=1).kind == "nccl"
+    assert failure_cause(far, status=1).kind == "unknown"
+
+
+def test_errors_further_back_than_any_dump_are_over() -> None:
+    line = "[2026-11-12 03:14:00] something\n"
+    assert failure_cause("NCCL error\n" + line * 5999, status=1).kind == "nccl"
+    assert failure_cause("NCCL error\n" + line * 6000, status=1).kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("free", "others", "kind"),
+    [
+        # 94.97 GiB x 0.88 = 83.57
+        (83.5, 0.0, "unbalanced"), (83.6, 0.0, "weights"), (94.0, 0.99, "weights"),
+        (94.0, 1.0, "unbalanced"),
+    ],
+)  # fmt: skip
+def test_memory_of_other_processes_is_told_from_weights_that_are_too_large(
+    free: float, others: float, kind: str
+) -> None:
+    log = (
+        f"[2026-11-12 03:14:00 TP0] Load weight begin. avail mem={free} GB\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+        "capacity of 94.97 GiB of which 1.00 GiB is free. "
+        f"Process 7 has {others} GiB memory in use; this process has 90.00 GiB memory in use\n"
+    )
+    cause = failure_cause(log, status=1)
+    assert cause.kind == kind
+    assert cause.oom == OomFigures(tried_gib=2.0, free_gib=1.0, total_gib=94.97, others_gib=others)
+    used = f", {others:g} GiB used by others" if others else ""
+    assert cause.summary.endswith(f"(tried 2 GiB, 1 of 94.97 GiB free{used})")
 
 
 def test_scheduler_that_the_kernel_killed_while_serving_ran_out_of_host_memory() -> None:

@@ -1,4 +1,4 @@
-"""Launch lines as people paste them, and what SGLang's defaults make of them."""
+"""Launch lines as people paste them, parsed to flags and back."""
 
 import pytest
 
@@ -44,31 +44,110 @@ def test_every_way_to_paste_a_line_gives_the_same_flags(line: str) -> None:
 
 def test_continuation_backslashes_and_quotes_are_read_as_a_shell_reads_them() -> None:
     text = "python -m sglang.launch_server \\\n  --model-path 'Q/M' \\\n  --tp 2  # cards\n"
-    assert parse_launch_line([text]).number("tp-size") == 2
+    flags = parse_launch_line([text])
+    assert (flags.model_path, flags.number("tp-size")) == ("Q/M", 2)
+    assert flags.stray == ("python", "-m", "sglang.launch_server")
+    assert parse_launch_line(["--tp 2 \\\r\n --dp 2"]).number("dp-size") == 2
     assert parse_launch_line(["--model-path", "Q/M", "\\", "--tp", "2"]).number("tp-size") == 2
 
 
 def test_environment_assignments_are_kept() -> None:
-    flags = parse("SGLANG_ENABLE_SPEC_V2=1 sglang serve Q/M")
-    assert flags.switched_on("SGLANG_ENABLE_SPEC_V2")
-    assert not flags.switched_on("SGLANG_OTHER")
+    flags = parse("export A=x=y _b2= SGLANG_ENABLE_SPEC_V2=1 sglang serve Q/M --tp 2 C=3")
+    assert flags.env == (("A", "x=y"), ("_b2", ""), ("SGLANG_ENABLE_SPEC_V2", "1"))
+    assert (flags.variable("A"), flags.variable("C"), flags.variable("C", "d")) == ("x=y", "", "d")
+    assert flags.model_path == "Q/M"
 
 
-def test_old_and_new_spellings_meet() -> None:
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [("1", True), ("true", True), ("YES", True), ("y", True), ("0", False), ("off", False)],
+)
+def test_environment_switch_is_read_as_sglang_reads_it(value: str, on: bool) -> None:
+    flags = parse(f"S={value} E= python -m sglang.launch_server")
+    assert flags.switched_on("S") is on
+    assert flags.switched_on("S", default=True) is on
+    # An empty or absent switch has its default.
+    assert not flags.switched_on("E")
+    assert flags.switched_on("E", default=True)
+    assert not flags.switched_on("OTHER")
+
+
+def test_old_and_new_spellings_are_one_flag() -> None:
     old = parse("--mamba-scheduler-strategy extra_buffer --cuda-graph-max-bs 8")
     new = "--mamba-radix-cache-strategy extra_buffer --cuda-graph-max-bs-decode 8"
     assert old == parse(new)
 
 
-def test_a_json_value_stays_one_value() -> None:
+def test_json_value_stays_one_value() -> None:
     line = ["--deepep-config", '{"normal_dispatch": {"num_sms": 96}}', "--tp", "2"]
     assert parse_launch_line(line).text("deepep-config").startswith("{")
 
 
-def test_an_unknown_flag_is_named_and_set_aside_with_its_values() -> None:
+def test_unknown_flag_is_set_aside_with_its_values() -> None:
     flags = parse("--tp 2 --no-such-flag a b --page-size 64")
     assert flags.set_aside == ("--no-such-flag a b",)
     assert flags.number("page-size") == 64
+    assert parse("--nor-this=x y").set_aside == ("--nor-this x",)
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("dtyp", "dtype"),
+        ("tensor-parallel", "tp-size"),
+        ("speculative-draft-model", "speculative-draft-model-path"),
+        ("moe-a2a", "moe-a2a-backend"),
+        # argparse would take three letters too; a pasted line with them is more likely mistyped.
+        ("dty", None),
+        ("page-size-", None),
+        ("disable-c", None),
+    ],
+)
+def test_prefix_that_fits_one_flag_alone_is_that_flag(word: str, key: str | None) -> None:
+    flags = parse(f"--{word} 2")
+    if key is None:
+        assert flags.set_aside == (f"--{word} 2",)
+    else:
+        assert flags.values == ((key, ("2",)),)
+
+
+def test_words_that_belong_to_no_flag_are_stray() -> None:
+    flags = parse("sglang serve Q/M --tp 2 x -- --page-size 1 -y 3 --disable-radix-cache z")
+    # "serve" is followed by one model; SGLang's parser would refuse a second one.
+    assert flags.model_path == "Q/M"
+    assert parse("--tp 2 x -- --page-size 1 -y 3").stray == ("x", "--", "-y", "3")
+    assert parse("python -m sglang.launch_server --tp 2").stray == (
+        "python",
+        "-m",
+        "sglang.launch_server",
+    )
+
+
+def test_last_value_of_a_flag_counts() -> None:
+    flags = parse("--tp 1 --tp 2 --cuda-graph-bs 1 --cuda-graph-bs 2 4 --enable-metrics")
+    assert (flags.text("tp-size"), flags.number("tp-size")) == ("2", 2)
+    assert flags.words("cuda-graph-bs-decode") == ("2", "4")
+    assert flags.text("cuda-graph-bs-decode") == "4"
+    assert (flags.text("enable-metrics", "d"), flags.words("page-size")) == ("d", ())
+    assert (flags.number("page-size"), flags.fraction("hicache-ratio")) == (None, None)
+    assert flags.text("page-size", "d") == "d"
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("--chunked-prefill-size -1", (("chunked-prefill-size", ("-1",)),)),
+        ("--random-seed -1.5", (("random-seed", ("-1.5",)),)),
+        ("--disable-radix-cache=x", (("disable-radix-cache", ()),)),
+        ("--disable-radix-cache --tp +2", (("disable-radix-cache", ()), ("tp-size", ("+2",)))),
+        ("--hicache-ratio .5", (("hicache-ratio", (".5",)),)),
+        ("--hicache-ratio 5.", (("hicache-ratio", ("5.",)),)),
+        ("--cuda-graph-bs 1 2 --tp 2", (("cuda-graph-bs-decode", ("1", "2")), ("tp-size", ("2",)))),
+    ],
+)
+def test_values_of_a_flag(line: str, values: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+    flags = parse(line)
+    assert (flags.values, flags.stray) == (values, ())
 
 
 @pytest.mark.parametrize(
@@ -78,10 +157,14 @@ def test_an_unknown_flag_is_named_and_set_aside_with_its_values() -> None:
         ("--mem-fraction-static lots", "invalid float value: 'lots'"),
         ("--tp", "expected one argument"),
         ("--tp --page-size 1", "expected one argument"),
+        ("--tp=", "argument --tp-size: expected one argument"),
+        ("--tp 1.5", "argument --tp-size: invalid int value: '1.5'"),
+        ("--hicache-ratio 1e5", "invalid float value: '1e5'"),
+        ("--served-model-name -x", "argument --served-model-name: expected one argument"),
         ("--cuda-graph-bs", "expected at least one argument"),
     ],
 )
-def test_a_value_that_a_flag_cannot_hold_is_told_as_argparse_would(line: str, message: str) -> None:
+def test_wrong_value_is_refused_as_argparse_would(line: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         parse(line)
 
@@ -92,13 +175,20 @@ def test_argv_parses_to_the_same_flags() -> None:
     assert parse_launch_line(flags.argv()) == flags
 
 
-def test_a_changed_line_keeps_the_rest() -> None:
+def test_changed_line_keeps_the_rest() -> None:
     flags = parse("--model-path Q/M --tp 2 --disable-radix-cache")
     other = flags.changed({"tp-size": "4", "disable-radix-cache": None, "enable-metrics": ""})
     assert other.number("tp-size") == 4
     assert not other.has("disable-radix-cache")
-    assert other.has("enable-metrics")
-    assert isinstance(other, LaunchFlags)
+    assert other.values == (("tp-size", ("4",)), ("enable-metrics", ()))
+    assert other.model_path == "Q/M"
+    assert parse("A=1 --no-such 2 x").changed({}) == parse("A=1 --no-such 2 x")
+    assert parse("--tp 2 x").changed({}).stray == ()
+
+
+def test_line_with_an_open_quote_is_refused() -> None:
+    with pytest.raises(PlanError, match="the launch line cannot be read: No closing quotation"):
+        parse_launch_line(["--tp 2 --model 'x"])
 
 
 # --- names by release -------------------------------------------------------------------------
@@ -107,6 +197,7 @@ def test_a_changed_line_keeps_the_rest() -> None:
 def test_arguments_are_spelled_as_an_older_release_knows_them() -> None:
     words = ("--mamba-radix-cache-strategy", "extra_buffer", "--cuda-graph-max-bs-decode", "16")
     assert spelled_for(words, (0, 5, 23)) == words
+    assert spelled_for(words, (0, 5, 14)) == words
     assert spelled_for(words, (0, 5, 12)) == (
         "--mamba-scheduler-strategy",
         "extra_buffer",
@@ -115,7 +206,12 @@ def test_arguments_are_spelled_as_an_older_release_knows_them() -> None:
     )
 
 
-def test_renaming_is_told_from_either_side() -> None:
-    assert "since SGLang 0.5.14" in str(renaming_of("nsa-prefill-backend"))
-    assert "before it is called --cuda-graph-bs" in str(renaming_of("cuda-graph-bs-decode"))
+def test_renaming_is_known_by_either_name() -> None:
+    assert renaming_of("nsa-prefill-backend") == (
+        "--nsa-prefill-backend is called --dsa-prefill-backend since SGLang 0.5.14; "
+        "0.5.21 no longer knows it"
+    )
+    assert renaming_of("cuda-graph-bs-decode") == (
+        "--cuda-graph-bs-decode is known since SGLang 0.5.14; before it is called --cuda-graph-bs"
+    )
     assert renaming_of("mem-fraction-static") is None

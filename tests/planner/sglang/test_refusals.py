@@ -71,6 +71,11 @@ TRACKED = "--mamba-radix-cache-strategy extra_buffer"
         ),
         (
             GDN,
+            f"{TRACKED} {EAGLE} --speculative-num-steps 256",
+            "mamba_track_interval 256 must be greater than or equal to",
+        ),
+        (
+            GDN,
             f"{TRACKED} --mamba-track-interval 3 {EAGLE}",
             "3 must be greater than or equal to speculative_num_draft_tokens 4",
         ),
@@ -120,6 +125,7 @@ def test_launch_is_refused(name: str, line: str, message: str) -> None:
         (DENSE, "--attn-cp-size 2"),
         (GDN, f"{PP_SPEC} {EAGLE}"),
         (GDN, f"--pp-size 2 --disaggregation-mode prefill {EAGLE}"),
+        (GDN, f"{TRACKED} {EAGLE} --speculative-num-steps 255"),
         (GDN, f"{TRACKED} --mamba-track-interval 4 {EAGLE}"),
         (GDN, f"{TRACKED} --mamba-track-interval 128 --page-size 64"),
         (GDN, "--mamba-radix-cache-strategy no_buffer"),

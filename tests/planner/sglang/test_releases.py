@@ -1,5 +1,7 @@
 """SGLang releases, in any spelling, and the rules of each."""
 
+from datetime import date, timedelta
+
 import pytest
 
 from pipeline.planner.sglang.releases import no_stages, rules_for, runs_in_stages
@@ -16,9 +18,6 @@ from pipeline.planner.sglang.releases import no_stages, rules_for, runs_in_stage
         ("0.5.9", "0.5.9"),
         ("0.4.6", "0.4.6"),
         ("main 2026-05-22", "0.5.12"),
-        # A build of the day of a wheel is that release, a day later the next one.
-        ("main 2026-06-26", "0.5.14"),
-        ("main 2026-06-27", "0.5.15"),
         ("nightly 202609", "0.5.21"),
         ("main @1cf2b8c 2026-08-21", "0.5.19"),
         ("lmsysorg/sglang:nightly-dev-cu13-20260628-da802ddc", "0.5.15"),
@@ -30,6 +29,26 @@ from pipeline.planner.sglang.releases import no_stages, rules_for, runs_in_stage
 )
 def test_release_is_read_from_tags_and_dates(version: str | None, label: str) -> None:
     assert rules_for(version)[0].label == label
+
+
+@pytest.mark.parametrize(
+    ("day", "label", "next_label"),
+    [
+        ("2025-04-30", "0.4.6", "0.5.1"), ("2025-08-31", "0.5.1", "0.5.7"),
+        ("2025-12-31", "0.5.7", "0.5.9"), ("2026-03-01", "0.5.9", "0.5.10"),
+        ("2026-04-08", "0.5.10", "0.5.11"), ("2026-05-01", "0.5.11", "0.5.12"),
+        ("2026-05-23", "0.5.12", "0.5.13"), ("2026-06-15", "0.5.13", "0.5.14"),
+        ("2026-06-26", "0.5.14", "0.5.15"), ("2026-07-14", "0.5.15", "0.5.16"),
+        ("2026-07-26", "0.5.16", "0.5.17"), ("2026-08-08", "0.5.17", "0.5.18"),
+        ("2026-08-20", "0.5.18", "0.5.19"), ("2026-09-04", "0.5.19", "0.5.20"),
+        ("2026-09-18", "0.5.20", "0.5.21"), ("2026-10-01", "0.5.21", "0.5.22"),
+        ("2026-10-15", "0.5.22", "0.5.23"),
+    ],
+)  # fmt: skip
+def test_build_of_a_day_is_the_next_release(day: str, label: str, next_label: str) -> None:
+    day_after = date.fromisoformat(day) + timedelta(days=1)
+    assert rules_for(f"main {day}")[0].label == label
+    assert rules_for(f"main {day_after}")[0].label == next_label
 
 
 @pytest.mark.parametrize(
