@@ -1,0 +1,209 @@
+"""Model configs: in folders and files, in the catalogue, in the hub's cache, on the hub."""
+
+import io
+import json
+import struct
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PlanError
+from pipeline.models.files import catalogue_names, find_model, load_model, read_model
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
+    "vocab_size": 100, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+QUANT = {"quantization": {"quant_algo": "FP8"}}
+
+
+def write(path: Path, value: object) -> Path:
+    """Write a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+    return path
+
+
+# --- files and folders ------------------------------------------------------------------------
+
+
+def test_folder_has_config_format_and_size(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", CONFIG)
+    assert read_model(tmp_path).hf_quant is None
+    write(tmp_path / "hf_quant_config.json", QUANT)
+    write(tmp_path / "model.safetensors.index.json", {"metadata": {"total_size": 1234.0}})
+    files = read_model(tmp_path)
+    assert (files.config, files.hf_quant, files.checkpoint_bytes) == (CONFIG, QUANT, 1234)
+    assert find_model(str(tmp_path)) == files
+
+
+def test_size_without_an_index_is_that_of_the_tensors(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", CONFIG)
+    assert read_model(tmp_path).checkpoint_bytes == 0
+    for name, ends in (("a", [5, 70]), ("b", [30])):
+        header: dict[str, Any] = {str(n): {"data_offsets": [0, end]} for n, end in enumerate(ends)}
+        text = json.dumps({**header, "__metadata__": {}}).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    assert read_model(tmp_path).checkpoint_bytes == 70 + 30
+    # An index without a total is no better than none.
+    for metadata in ({}, {"metadata": {"total_size": 0}}, {"metadata": 1}):
+        write(tmp_path / "model.safetensors.index.json", metadata)
+        assert read_model(tmp_path).checkpoint_bytes == 100
+    (tmp_path / "a.safetensors").write_bytes(b"short")
+    with pytest.raises(PlanError, match=r"cannot read the header of .*a\.safetensors"):
+        read_model(tmp_path)
+
+
+def test_config_file_has_the_format_of_its_own_name(tmp_path: Path) -> None:
+    config = write(tmp_path / "config.json", CONFIG)
+    other = write(tmp_path / "qwen.json", CONFIG)
+    assert read_model(config).hf_quant is None
+    write(tmp_path / "hf_quant_config.json", QUANT)
+    assert read_model(config).hf_quant == QUANT
+    # hf_quant_config.json belongs to config.json.
+    assert read_model(other).hf_quant is None
+    own = {"quantization": {"quant_algo": "NVFP4"}}
+    write(tmp_path / "qwen.hf_quant.json", own)
+    assert read_model(other).hf_quant == own
+    assert read_model(other).checkpoint_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not JSON"), (b"[]", "is not a JSON object"), (b"\xff", "cannot read")],
+)
+def test_unreadable_config_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=message):
+        read_model(path)
+
+
+def test_missing_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"no model config at .*none\.json"):
+        read_model(tmp_path / "none.json")
+    with pytest.raises(PlanError, match=f"no config.json in {tmp_path}"):
+        read_model(tmp_path)
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("qwen/qwen3-8b", "Qwen/Qwen3-8B"),
+        ("other/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/models/Qwen3-8B/", "Qwen/Qwen3-8B"),
+        ("other/Qwen3-8B-AWQ", "Qwen/Qwen3-8B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B"),
+    ],
+)
+def test_catalogue_knows_other_spellings_and_formats(name: str, known: str) -> None:
+    assert known in catalogue_names()
+    assert find_model(name) == find_model(known)
+
+
+@dataclass
+class Hub:
+    """A hub with these files by address; any other is not found."""
+
+    files: dict[str, object] = field(default_factory=dict)
+    tokens: list[str | None] = field(default_factory=list)
+    """The authorization of each request."""
+
+    def open(self, request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        """Answer a request."""
+        assert timeout == 5.0
+        self.tokens.append(request.get_header("Authorization"))
+        if request.full_url not in self.files:
+            raise urllib.error.URLError("not found")
+        return io.BytesIO(json.dumps(self.files[request.full_url]).encode())
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """The only hub there is, with an empty cache."""
+    hub = Hub()
+    monkeypatch.setattr(urllib.request, "urlopen", hub.open)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return hub
+
+
+def test_unknown_model_comes_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = "https://huggingface.co/some/model/resolve/main/"
+    hub.files[f"{base}config.json"] = CONFIG
+    assert find_model("some/model").checkpoint_bytes == 0
+    assert hub.tokens == [None] * 3
+    hub.files[f"{base}hf_quant_config.json"] = QUANT
+    hub.files[f"{base}model.safetensors.index.json"] = {"metadata": {"total_size": 77}}
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    files = find_model("some/model")
+    assert (files.config, files.hf_quant, files.checkpoint_bytes) == (CONFIG, QUANT, 77)
+    assert hub.tokens[-1] == "Bearer secret"
+
+
+def test_model_that_nobody_knows_is_refused(hub: Hub) -> None:
+    for name in ("some/model", "model"):
+        with pytest.raises(PlanError, match=f"no config known for model '{name}': .*--model-confi"):
+            find_model(name)
+    # A name without an owner is not requested from the hub.
+    assert hub.tokens == [None]
+    hub.files["https://huggingface.co/some/model/resolve/main/config.json"] = []
+    with pytest.raises(PlanError, match="no config known"):
+        find_model("some/model")
+
+
+@pytest.mark.parametrize(
+    ("variable", "place"), [("HF_HUB_CACHE", "cache"), ("HF_HOME", "cache/hub")]
+)
+def test_cached_model_is_read_from_its_newest_snapshot(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    variable: str, place: str,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv(variable, str(tmp_path / "cache"))
+    snapshots = tmp_path / place / "models--some--model" / "snapshots"
+    write(snapshots / "a" / "config.json", {})
+    write(snapshots / "b" / "config.json", CONFIG)
+    write(snapshots / "c" / "other.json", {})
+    assert find_model("some/model").config == CONFIG
+    assert hub.tokens == []
+
+
+# --- facts ------------------------------------------------------------------------------------
+
+
+def test_overrides_replace_fields_of_the_config(tmp_path: Path) -> None:
+    path = write(tmp_path / "config.json", CONFIG)
+    overrides = '{"max_position_embeddings": 4096}'
+    assert load_model("m", config_path=path).context_length == 512
+    model = load_model("m", config_path=path, overrides=overrides, weights_format="fp8")
+    assert (model.name, model.context_length, model.layers) == ("m", 4096, 2)
+    assert (model.format.base, model.format.source) == ("fp8", "as told")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("{", "is not JSON: Expecting"),
+        ("[1]", "must be a JSON object"),
+        ("1", "must be a JSON"),
+    ],
+)
+def test_overrides_that_are_no_object_are_refused(overrides: str, message: str) -> None:
+    with pytest.raises(PlanError, match=f"--json-model-override-args {message}"):
+        load_model("Qwen/Qwen3-8B", overrides=overrides)
+
+
+def test_size_of_the_files_is_that_of_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", CONFIG)
+    write(tmp_path / "model.safetensors.index.json", {"metadata": {"total_size": 9}})
+    assert load_model(str(tmp_path)).checkpoint_bytes == 9
