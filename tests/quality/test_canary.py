@@ -91,6 +91,13 @@ def test_mean_length_is_held_to_what_the_run_file_says_and_not_to_a_default() ->
     assert excesses(tally(100, tokens=100 * 1000), expects, num_rows=100) == ()
 
 
+def test_flag_that_no_row_has_is_within_a_limit_of_zero() -> None:
+    none_may = config(quality={"looping": {"max_share": 0.0}})
+    assert excesses(tally(500), none_may, num_rows=500) == ()
+    (excess,) = excesses(tally(500, looping=1), none_may, num_rows=500)
+    assert (excess.name, excess.found, excess.limit, excess.num_rows) == ("looping", 0.002, 0.0, 1)
+
+
 def test_limit_of_null_is_none() -> None:
     off = config(quality={"empty_answer": {"max_share": None}})
     assert excesses(tally(500, empty_answer=500), off, num_rows=500) == ()
