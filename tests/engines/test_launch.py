@@ -303,7 +303,7 @@ def test_memory_that_runs_out_while_serving_steps_down(site: MakeSite) -> None:
 
 
 def test_leak_is_met_by_a_restart(site: MakeSite) -> None:
-    # 400 MiB an answer: the slack is gone after some thirty.
+    # 400 MiB an answer: the headroom is gone after some thirty.
     at = site(prompts_of(60), {"leak_mib": 400, "fault_starts": 1})
     at.run()
     each_once(at.book, 60)

@@ -1,9 +1,8 @@
-"""Fits the constants of `pipeline/planner/step_time.py` to the calibration part of the readings.
+"""Fit the constants of the step time to the calibration part of the readings.
 
-`make estimate-fit` prints them for `pipeline/planner/fitted_kernels.py`, and the errors on both
-parts and over five folds of whole pairs. The starting values are the closed-form model's; each
-constant is drawn back to its own with a prior of 40 %, so that what the readings do not decide
-stays where physics put it.
+`make estimate-fit` prints them for `pipeline/planner/rate/kernels.py`, and the errors on both parts
+and over five folds of whole pairs. Each constant starts at its closed-form value and has a prior of
+40 % around it, so that constants which the readings do not determine stay there.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ _TAIL = 0.15  # beyond it an error counts by its size, not by its square
 
 
 def main() -> int:
-    """Fit, print, and say how well the constants carry over."""
+    """Fit the constants and print them with their errors on other readings."""
     calibrate, score = split(scored())
     kernels = fitted(calibrate)
     print("FITTED = Kernels(")
@@ -57,7 +56,7 @@ def main() -> int:
 
 
 def folded_errors(items: Sequence[Reading]) -> list[tuple[Reading, float]]:
-    """Each reading's error under constants fitted without its pair."""
+    """Return the error of each reading under constants fitted without its pair."""
     errors = []
     for fold in range(5):
         inside = [item for item in items if _fold(item) == fold]
@@ -68,18 +67,18 @@ def folded_errors(items: Sequence[Reading]) -> list[tuple[Reading, float]]:
 
 
 def _print_folds(items: Sequence[Reading]) -> None:
-    """What `rate_errors.CLASS_ERRORS` stands on."""
-    found = folded_errors(items)
-    every = [error for _, error in found]
+    """Print the figures behind `errors.CLASS_ERRORS`."""
+    errors_by_reading = folded_errors(items)
+    every = [error for _, error in errors_by_reading]
     print(f"five folds of whole pairs, n={len(every)}: median {median_percent(every):.1f} %")
     for name in CLASS_ERRORS:
-        errors = [abs(error) for item, error in found if item.rate_class() == name]
+        errors = [abs(error) for item, error in errors_by_reading if item.rate_class() == name]
         p80 = quantiles(errors, n=10, method="inclusive")[7]
         print(f"  {name:<14} n={len(errors):<4} p80 of the log {p80:.3f}")
 
 
 def fitted(items: Sequence[Reading], sweeps: int = 60) -> Kernels:
-    """Coordinate descent on the logarithms of the constants."""
+    """Fit by coordinate descent on the logarithms of the constants."""
     counts = Counter(item.pair() for item in items)
     weights = [1 / math.sqrt(counts[item.pair()]) for item in items]
     felt = {name: _feeling(items, name) for name in _NAMES}
@@ -97,7 +96,7 @@ def fitted(items: Sequence[Reading], sweeps: int = 60) -> Kernels:
 
 
 def _feeling(items: Sequence[Reading], name: str) -> list[int]:
-    """Places of the readings that a constant moves."""
+    """Return the indices of the readings that a constant affects."""
     less = _kernels({**dict.fromkeys(_NAMES, 0.0), name: -0.2})
     return [at for at, item in enumerate(items) if item.error(less) != item.error(_START)]
 

@@ -1,4 +1,4 @@
-"""How well the estimate tells published rates, how wide its bands are, and how full replicas run.
+"""Score the estimate on published rates: errors, width of the bands, and running requests.
 
 `make estimate-score` prints the tables and fails when a threshold is missed. The readings lie in
 `tests/data/throughput`: `readings.jsonl` holds rates, `running.jsonl` running batches. Rows that a
@@ -46,7 +46,7 @@ ANCHOR_WITHIN = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """A figure, and the bounds that it keeps to."""
+    """A figure and its bounds."""
 
     name: str
     value: float
@@ -56,11 +56,11 @@ class Threshold:
 
     @property
     def kept(self) -> bool:
-        """Whether the bounds hold."""
+        """Return whether the figure is within its bounds."""
         return self.least <= self.value <= self.most
 
     def line(self) -> str:
-        """One row of the table."""
+        """Format one row of the table."""
         bounds = f"{self.least:g} to {self.most:g}" if self.least else f"≤ {self.most:g}"
         mark = "ok" if self.kept else "MISSED"
         return f"  {self.name:<62}{self.value:>8.2f} {bounds:<9} n={self.count:<4} {mark}"
@@ -68,19 +68,19 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """One observed running batch beside the planner's."""
+    """An observed running batch and the planner's."""
 
     row: Mapping[str, Any]
     found: Resident
 
     def off_percent(self) -> float:
-        """How far the forecast is from the observed batch."""
+        """Return the relative error of the forecast batch."""
         observed = float(self.row["running_requests"])
         return abs(self.found.running_requests / observed - 1) * 100
 
 
 def main() -> int:
-    """Print the tables; 1 where a threshold is missed."""
+    """Print the tables. Returns 1 if a threshold is missed."""
     measured = scored()
     _print_readings(measured)
     _print_errors(measured)
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def rate_thresholds(measured: Sequence[Reading]) -> Iterator[Threshold]:
-    """Errors, bands and anchors of the rates."""
+    """List thresholds on errors, bands and anchors of the rates."""
     _, score = split(measured)
     for name, rows, most in (
         ("bf16 dense and hybrid, median error, %", _bf16(measured), 12),
@@ -125,7 +125,7 @@ def rate_thresholds(measured: Sequence[Reading]) -> Iterator[Threshold]:
 
 
 def running_thresholds(cells: Sequence[Running]) -> Iterator[Threshold]:
-    """How far the worst running batch is off."""
+    """Return the threshold on the worst running batch."""
     worst = max(cell.off_percent() for cell in cells)
     yield Threshold(
         name="running batch, cap times occupancy, worst cell, %",
@@ -134,7 +134,7 @@ def running_thresholds(cells: Sequence[Running]) -> Iterator[Threshold]:
 
 
 def coverage(rows: Sequence[Reading]) -> float:
-    """Percent of the rows inside their own 80 % band."""
+    """Return the percentage of rows inside their own 80 % band."""
     inside = [abs(row.error()) <= BAND_DEVIATIONS * row.rate().log_sd for row in rows]
     return 100 * sum(inside) / len(inside)
 
@@ -144,7 +144,7 @@ def _errors(rows: Sequence[Reading]) -> list[float]:
 
 
 def _bf16(rows: Sequence[Reading]) -> list[Reading]:
-    """Dense models, and models with linear attention whatever their feed-forward layers are."""
+    """Select dense models, and models with linear attention whatever their feed-forward layers."""
     return [row for row in rows if row.rate_class().startswith("bf16") and _dense_or_hybrid(row)]
 
 
@@ -167,7 +167,7 @@ _WORK = ("version", "input_tokens", "output_tokens")
 
 
 def anchor_errors(rows: Sequence[Reading], *, same_work: bool) -> list[float]:
-    """Errors that remain where another reading of the same setting is known, near in batch.
+    """Return the errors left with another reading of the same setting known, near in batch.
 
     A run's own readings are of its own prompts and its own release: `same_work`.
     """
@@ -204,7 +204,7 @@ def _anchored_error(anchor: Reading, target: Reading) -> float:
 
 
 def running_cells() -> list[Running]:
-    """Every row of running.jsonl beside what its launch is planned to run."""
+    """Compare the rows of running.jsonl with the plans of their launches."""
     lines = (DATA / "running.jsonl").read_text().splitlines()
     return [Running(row=row, found=_resident(row)) for row in map(json.loads, lines)]
 

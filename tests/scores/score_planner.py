@@ -1,4 +1,4 @@
-"""How well the planner forecasts launches that are known to have run or failed.
+"""Score the planner on launches that are known to have run or failed.
 
 `make planner-score` prints the tables and fails when a threshold is missed. The cases lie in
 `tests/data/planner`: `memory.jsonl` holds launches with logged figures, `cells.jsonl` launches
@@ -27,20 +27,20 @@ DATA = Path(__file__).parents[1] / "data" / "planner"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One case beside its forecast."""
+    """A case and its forecast."""
 
     case: dict[str, Any]
     plan: LaunchPlan | RefusedPlan
 
     @property
     def verdict(self) -> str:
-        """A refusal is a launch that does not run."""
+        """Return the verdict; a refused launch does not run."""
         return "does_not_fit" if isinstance(self.plan, RefusedPlan) else self.plan.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """A figure, its bound, and whether the figure keeps to it."""
+    """A figure and its bound."""
 
     name: str
     value: float
@@ -50,11 +50,11 @@ class Threshold:
 
     @property
     def kept(self) -> bool:
-        """Whether the bound holds."""
+        """Return whether the figure is within its bound."""
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def line(self) -> str:
-        """One row of the table."""
+        """Format one row of the table."""
         sign = "≥" if self.at_least else "≤"
         mark = "ok" if self.kept else "MISSED"
 
@@ -63,7 +63,7 @@ class Threshold:
 
 
 def main() -> int:
-    """Print both tables; 1 where a threshold is missed."""
+    """Print both tables. Returns 1 if a threshold is missed."""
     memory = list(scored_memory())
     cells = list(scored_cells())
     print("launches with logged figures (memory.jsonl)")
@@ -90,20 +90,20 @@ def main() -> int:
 
 
 def scored_memory() -> Iterator[Scored]:
-    """Every launch of memory.jsonl that has the facts a forecast needs."""
+    """Yield the launches of memory.jsonl that have the facts for a forecast."""
     for row in _rows("memory.jsonl"):
         if "left_out" not in row:
             yield Scored(case=row, plan=forecast(row, _calibration(row["given"])))
 
 
 def scored_cells() -> Iterator[Scored]:
-    """Every launch of cells.jsonl."""
+    """Yield the launches of cells.jsonl."""
     for row in _rows("cells.jsonl"):
         yield Scored(case=row, plan=forecast(row, None))
 
 
 def forecast(row: dict[str, Any], calibration: Calibration | None) -> LaunchPlan | RefusedPlan:
-    """The plan of one case, as form 1 makes it."""
+    """Plan one case."""
     gpu = gpu_named(row["gpu"]) if row["gpu"] else gpu_of_memory(row["gpu_memory_gib"])
     flags = parse_launch_line([*row["argv"], "--model-path", row["model"]])
     return plan_launch(
@@ -112,7 +112,7 @@ def forecast(row: dict[str, Any], calibration: Calibration | None) -> LaunchPlan
 
 
 def case_model(row: dict[str, Any]) -> ModelFacts:
-    """The case's model: a catalogue entry by name, or a config of its own."""
+    """Return the case's model: a catalogue entry by name, or its own config."""
     config = row["config"]
     files = (
         catalogue_files(config)
@@ -154,7 +154,7 @@ def _calibration(given: dict[str, float]) -> Calibration | None:
 
 
 def memory_thresholds(cases: Sequence[Scored]) -> Iterator[Threshold]:
-    """Verdicts, tokens, slots, requests and weights against the logs."""
+    """Compare verdicts, tokens, slots, requests and weights with the logs."""
     right = [_verdict_right(case) for case in cases]
     yield _share("verdict right (a marginal one is not wrong), %", right, 95, at_least=True)
     told_fits = [case.verdict == "fits" for case in cases if case.case["failed"]]
@@ -172,7 +172,7 @@ def memory_thresholds(cases: Sequence[Scored]) -> Iterator[Threshold]:
 
 
 def cell_thresholds(cases: Sequence[Scored]) -> Iterator[Threshold]:
-    """How often a known outcome is contradicted, and how often nothing is said."""
+    """Count wrong verdicts and marginal ones."""
     runs = [case.verdict == "does_not_fit" for case in cases if case.case["runs"]]
     yield _share("told not to fit among those that run, %", runs, 2, at_least=False)
     fails = [case.verdict == "fits" for case in cases if not case.case["runs"]]
@@ -186,7 +186,7 @@ def _verdict_right(case: Scored) -> bool:
 
 
 def _errors(cases: Sequence[Scored], key: str) -> list[float]:
-    """Percent off a logged token count."""
+    """Return the error against a logged token count in percent."""
     return [
         abs(case.plan.capacity.max_total_num_tokens / case.case["logged"][key] - 1) * 100
         for case in cases
@@ -195,7 +195,7 @@ def _errors(cases: Sequence[Scored], key: str) -> list[float]:
 
 
 def _slots_exact(cases: Sequence[Scored]) -> list[bool]:
-    """Where the free memory is logged or the flags name the pool's size.
+    """Return whether the free memory is logged or the flags give the pool's size.
 
     A log prints GiB with two decimals, so a large pool is exact within a thousandth.
     """
@@ -218,7 +218,7 @@ def _requests_exact(cases: Sequence[Scored]) -> list[bool]:
 
 
 def _weight_errors(cases: Sequence[Scored]) -> list[float]:
-    """Weights computed without the log's help, against what it prints."""
+    """Compare weights computed without the log with those it prints."""
     errors = []
     for case in cases:
         logged = case.case["logged"].get("weights_gib") or case.case["given"].get("weights_gib")

@@ -215,7 +215,7 @@ def test_pipeline_stages_divide_layers() -> None:
 
 
 def group(name: str, shard: Shard) -> TensorGroup:
-    """One parameter of a module."""
+    """Return a group of one parameter."""
     return TensorGroup(
         names=(name,), params=1, shard=shard, layers=1, quantizable=True, fixed_bytes_per_param=0.0
     )

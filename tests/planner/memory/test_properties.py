@@ -1,4 +1,4 @@
-"""What holds for any launch: parts sum to the total, more memory never gives fewer tokens."""
+"""Properties of any launch: parts sum to the total, more memory never gives fewer tokens."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

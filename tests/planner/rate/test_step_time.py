@@ -109,3 +109,84 @@ def test_tensor_ranks_of_a_stage_add_up_its_layers_alone() -> None:
     whole = decode_step(replica(**{**STAGED, "tp_size": 2, "pp_size": 1}), 24, 0)
     # Two micro-batches of 24 over 40 of 80 layers: the same all-reduces a round.
     assert step.communication_s == pytest.approx(whole.communication_s)
+
+
+def test_dense_step_is_the_soft_maximum_of_reading_and_multiplying() -> None:
+    # Qwen3-32B: 31.2 B parameters in the layers and a head of 0.78 B read, 2 operations each
+    launch = replica(model="Qwen/Qwen3-32B", gpu="h200", num_gpus=1, tp_size=1, dtype="bf16")
+    params = sum(load.params for load in launch.dense)
+    assert params == pytest.approx(31.98e9, rel=0.01)
+    read_s = 2 * params / (4.8e12 * FITTED.weight_stream)
+    multiplied_s = 2 * 200 * params / (launch.speed.bf16_flops * FITTED.gemm)
+    expected_s = (read_s**2 + multiplied_s**2) ** 0.5
+    assert decode_step(launch, 200, 0).dense_s == pytest.approx(expected_s)
+
+
+def weights(launch: Replica, weight_class: str) -> tuple[float, float]:
+    """Bytes and parameters of one class that are read whole."""
+    loads = [load for load in launch.dense if load.weight_class == weight_class]
+    return sum(load.bytes for load in loads), sum(load.params for load in loads)
+
+
+def test_narrow_weights_stream_at_their_own_share() -> None:
+    launch = replica(model="Qwen/Qwen3-32B", gpu="h200", num_gpus=1, tp_size=1, dtype="fp8")
+    narrow, head = weights(launch, "fp8"), weights(launch, "bf16")
+    stream = 4.8e12 * FITTED.weight_stream
+    read_s = narrow[0] / (stream * FITTED.fp8) + head[0] / stream
+    gemm, speed = FITTED.gemm, launch.speed
+    multiplied_s = 2 * 50 * narrow[1] / (speed.fp8_flops * gemm * FITTED.fp8)
+    multiplied_s += 2 * 50 * head[1] / (speed.bf16_flops * gemm)
+    expected_s = (read_s**2 + multiplied_s**2) ** 0.5
+    assert decode_step(launch, 50, 0).dense_s == pytest.approx(expected_s)
+
+
+def test_experts_are_read_if_any_token_is_routed_to_them() -> None:
+    # DeepSeek-V3 over 8 ranks: 8 of 256 experts per token
+    launch = replica(
+        model="deepseek-ai/DeepSeek-V3", gpu="h200", num_gpus=8, tp_size=8, dtype="fp8"
+    )
+    (load,) = launch.experts
+    touched = 1 - (1 - 8 / 256) ** (32**FITTED.routing)
+    read_s = touched * load.bytes / (4.8e12 * FITTED.expert_stream * FITTED.fp8)
+    peak = launch.speed.fp8_flops * FITTED.expert_gemm * FITTED.fp8
+    multiplied_s = 2 * 32 * (8 / 256) * load.params / peak
+    expected_s = (read_s**2 + multiplied_s**2) ** 0.5
+    assert decode_step(launch, 32, 0).experts_s == pytest.approx(expected_s)
+
+
+def test_four_bit_integers_are_widened_and_multiplied_in_16_bits() -> None:
+    launch = replica(model="Qwen/Qwen3-32B", gpu="h200", num_gpus=1, tp_size=1, dtype="int4")
+    narrow, head = weights(launch, "int4"), weights(launch, "bf16")
+    speed = launch.speed
+    stream = 4.8e12 * FITTED.weight_stream
+    read_s = narrow[0] / (stream * FITTED.int4) + head[0] / stream
+    read_s += narrow[1] / (speed.vector_flops * FITTED.widening)
+    peak = speed.bf16_flops * FITTED.gemm
+    multiplied_s = 2 * 50 * (narrow[1] / (peak * FITTED.int4_gemm) + head[1] / peak)
+    expected_s = (read_s**2 + multiplied_s**2) ** 0.5
+    assert decode_step(launch, 50, 0).dense_s == pytest.approx(expected_s)
+
+
+def test_ranks_add_up_twice_per_layer() -> None:
+    launch = replica(model="Qwen/Qwen3-32B", gpu="h200", num_gpus=4, tp_size=4, dtype="bf16")
+    # 64 layers; 2 x 3/4 of 32 tokens x 5120 x 2 B on the link
+    sent_s = 2 * 0.75 * 32 * 5120 * 2 / (launch.speed.link_bytes_per_s * FITTED.link)
+    expected_s = 2 * 64 * (FITTED.nvlink_all_reduce_s + sent_s)
+    assert decode_step(launch, 32, 0).communication_s == pytest.approx(expected_s)
+
+
+def test_attention_on_whole_ranks_adds_up_once_per_layer_over_all_tokens() -> None:
+    launch = replica(
+        model="deepseek-ai/DeepSeek-V3", gpu="h200", num_gpus=8, tp_size=8, dp_size=8, dtype="fp8"
+    )
+    # 61 layers; 2 x 7/8 of the 32 tokens of all ranks x 7168 x 2 B
+    sent_s = 2 * 7 / 8 * 32 * 7168 * 2 / (launch.speed.link_bytes_per_s * FITTED.link)
+    expected_s = 61 * (FITTED.nvlink_all_reduce_s + sent_s)
+    assert decode_step(launch, 32, 0).communication_s == pytest.approx(expected_s)
+
+
+def test_other_vendors_reach_less_of_their_bandwidth() -> None:
+    launch = replica(model="Qwen/Qwen3-32B", gpu="mi300x", num_gpus=1, tp_size=1, dtype="bf16")
+    bytes_read = sum(load.bytes for load in launch.dense)
+    stream = launch.speed.memory_bytes_per_s * FITTED.weight_stream * FITTED.other_vendor
+    assert decode_step(launch, 1, 0).dense_s == pytest.approx(bytes_read / stream, rel=0.02)
