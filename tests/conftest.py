@@ -1,4 +1,4 @@
-"""Fixtures that several layers share."""
+"""Fixtures of several rooms."""
 
 import gc
 import urllib.request
@@ -18,30 +18,30 @@ from tests.fakes.ray_head import Head, ray_head
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's
-    """Side by side (`make test`) there are two rows of tests, each in one process and in order.
+    """Schedule two queues of tests (`make test`), each in one process and in order.
 
-    All files that start Ray are in one: two Rays on one machine get in each other's way. Groups by
-    mark would say the same, but pytest 9.2 has none of them (pytest-xdist 3.8, issue 1386).
+    All files that start Ray are in one queue, because two Rays on one machine interfere. Groups by
+    mark would be simpler, but do not work with pytest 9.2 (pytest-xdist 3.8, issue 1386).
     """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
     @cache
-    def row(file: str) -> str:
+    def queue(file: str) -> str:
         return "ray" if "pytest.mark.ray" in (config.rootpath / file).read_text() else "others"
 
     scheduling = LoadScopeScheduling(config, log)
-    scheduling._split_scope = lambda test: row(test.partition("::")[0])
+    scheduling._split_scope = lambda test: queue(test.partition("::")[0])
     return scheduling
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: no garbage collection has to walk it again."""
+    """Exempt the collected tests, which live to the end, from garbage collection."""
     gc.freeze()
 
 
 @pytest.fixture
 def completion() -> Callable[..., Completion]:
-    """Builds a finished row: `completion("a", attempt=2)`, or with `error=True` an error row."""
+    """Return a builder of rows: `completion("a", attempt=2)`, an error row with `error=True`."""
 
     def build(row_id: str, *, error: bool = False, **changes: object) -> Completion:
         values = {**(ERROR if error else {}), "row_id": row_id, **changes}
@@ -52,7 +52,7 @@ def completion() -> Callable[..., Completion]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """A real S3-compatible server on loopback, with a bucket `sets`."""
+    """Start a real S3-compatible server on loopback, with a bucket `sets`."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -66,7 +66,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty prefix there; the keys are in the environment, as they are for users."""
+    """Return the URL of an empty prefix there; the keys are in the environment, as for users."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "loopback")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "loopback-secret")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -76,6 +76,6 @@ def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
-    """A Ray cluster that runs and jobs share; one of their own would take each of them 4 s."""
+    """Start a Ray cluster that tests share, since each start takes 4 s."""
     with ray_head() as running:
         yield running

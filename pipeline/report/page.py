@@ -29,7 +29,6 @@ def report_page(report: Report) -> str:
         more_engines=max(0, len(report.figures.engines) - _MOST_ENGINES_SHOWN),
         own_price=OWN_PRICE,
         refresh_s=REFRESH_S if report.figures.status.state == "running" else None,
-        open_rows=report.figures.status.rows_total - report.figures.status.rows_done,
     )
 
 

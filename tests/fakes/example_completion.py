@@ -1,4 +1,4 @@
-"""One finished row, from which tests make their own."""
+"""Finished row, which tests copy with changes."""
 
 from schemas.completion import Completion, Turn
 from schemas.prompt import Message, SamplingParams

@@ -1,4 +1,4 @@
-"""An estimate made by hand, for the tests of what is printed: its figures are examples.
+"""Estimate made by hand, for tests of pages and text: its figures are examples.
 
 902,087 completions of 2,529 tokens are 2.2814e9 tokens. 4 x RTX PRO 6000 at 1,080 tokens/s a card:
 528,100 s, 6.11 days, 587 GPU-hours, $991 at $1.69. 7 x B200 at 4,200: 77,600 s, 0.90 days.
@@ -32,12 +32,12 @@ _SOURCE = "price list of a GPU cloud, as copied by an open catalogue"
 
 
 def around(middle: float, factor: float = 1.34) -> Band:
-    """A band as wide below as above, by ratio."""
+    """Return a band that is equally wide below and above, by ratio."""
     return Band(p10=middle / factor, p50=middle, p90=middle * factor)
 
 
 def price(kind: PriceKind, usd_per_gpu_hour: float, *, stale: bool = False) -> Price:
-    """A price that other places undercut and exceed."""
+    """Return a price in the middle of a range."""
     return Price(
         kind=kind,
         low_usd_per_gpu_hour=round(usd_per_gpu_hour * 0.78, 2),
@@ -56,7 +56,7 @@ def option(
     *,
     warnings: tuple[str, ...] = (),
 ) -> HardwareEstimate:
-    """The job on these plans: rates add up, the rest is arithmetic."""
+    """Return the option of these plans, with the sum of their rates."""
     num_gpus = sum(plan.num_gpus for plan in plans)
     rate = sum(plan.tokens_per_s_per_gpu.p50 * plan.num_gpus for plan in plans)
     hours = _TOKENS / rate / 3600

@@ -1,4 +1,4 @@
-"""A run's folder with all that a report reads, written through the code that a real run uses.
+"""Run folder with all that a report reads, written by the code of a real run.
 
 Three engines over some hours: one restarts and steps down, rows come with flags, the last session
 goes on. Deterministic.
@@ -38,7 +38,7 @@ def write_example_run(
     folder: LocalFolder, *, num_parts: int = 60, rows_a_part: int = 8, part_s: float = 120.0,
     rows_total: int = 1000, state: str = "running",
 ) -> float:  # fmt: skip
-    """Fill the folder; the time of its last part."""
+    """Fill the folder, and return the time of its last part."""
     random = Random(5)
     folder.make()
     write_run(

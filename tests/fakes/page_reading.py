@@ -1,6 +1,6 @@
-"""What a page shows, read back: by Python's own parser, or by a headless Chromium.
+"""Readers of a page: Python's own parser, and a headless Chromium.
 
-Both give the figures as `Figure`, so that the same checks hold them against the JSON.
+Both return figures as `Figure`, so that the same checks compare them with the JSON.
 """
 
 import html
@@ -18,13 +18,14 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 _VOID = {"meta", "link", "br", "wbr", "img", "input", "hr", "base", "source", "embed"}
-_INLINE = {"span", "b", "small", "i", "mark"}  # these do not part words
+# Tags that do not separate words.
+_INLINE = {"span", "b", "small", "i", "mark"}
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One element with data-figure: the option it stands under, its path and its text."""
+    """Element with data-figure: its option, path and text."""
 
     option: str | None
     path: str
@@ -33,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """One start tag."""
+    """Start tag."""
 
     tag: str
     attributes: dict[str, str]
@@ -41,7 +42,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A whole page."""
+    """Parsed page."""
 
     elements: tuple[Element, ...]
     figures: tuple[Figure, ...]
@@ -49,7 +50,7 @@ class Reading:
 
 
 class _Reader(HTMLParser):
-    """Keeps the open elements, to know what a text stands under."""
+    """Parser that tracks the open elements around each text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class _Reader(HTMLParser):
 
 
 def parsed(page: str) -> Reading:
-    """The page by html.parser; fails where a tag is left open or closes another."""
+    """Parse a page with html.parser. Fails for a tag that is left open or closes another."""
     reader = _Reader()
     reader.feed(page)
     reader.close()
@@ -156,7 +157,7 @@ window.onload = () => {
 
 
 def browsed(pages: Sequence[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
-    """Each page in a frame of its width, all in one start of the browser."""
+    """Show each page in a frame of its width, with one start of the browser."""
     assert CHROMIUM is not None
     frames = "".join(
         f'<iframe srcdoc="{html.escape(page)}" width="{width}" style="border:0"></iframe>'

@@ -1,6 +1,6 @@
-"""What a user gets wrong, given to the job itself: one line that says where, what and what else.
+"""Mistakes of users, given to the job itself: one line with the place, the fault and the remedy.
 
-Nothing here reaches Ray or an engine: each mistake is found before. Bad rows do not stop a run.
+Each mistake is found before Ray or an engine starts. Bad rows do not stop a run.
 """
 
 import json
@@ -22,7 +22,7 @@ Told = Callable[..., str]
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """A run file in which nothing is wrong."""
+    """Write a run file without mistakes."""
     source = tmp_path / "p.jsonl"
     source.write_text('{"id": "a", "prompt": "q", "label": "x"}\n')
     path = tmp_path / "run.yaml"
@@ -37,7 +37,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def told(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Told:
-    """The one line on stderr of a dry run that ends with 2, each argument a --set."""
+    """Return the only stderr line of a dry run that exits with 2; each argument is a --set."""
 
     def line(*overrides: str) -> str:
         settings = [text for override in overrides for text in ("--set", override)]

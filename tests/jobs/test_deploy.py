@@ -1,4 +1,4 @@
-"""The ready run files and jobs/deploy: read, planned, checked against what they are written for."""
+"""Run files and recipes: read, planned, and checked against the tools that they are for."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_ray_job_runs_our_command_on_a_head_without_a_gpu(name: str) -> None:
 
 
 def commanded(command: str) -> RunFile:
-    """The run file that `python -m jobs.regenerate ...` reads, with its overrides."""
+    """Read the run file and the overrides of a `python -m jobs.regenerate ...`."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "jobs.regenerate"]
     given = regenerate._parser().parse_args(words[3:])

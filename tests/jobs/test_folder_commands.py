@@ -1,4 +1,4 @@
-"""Commands that read a run's folder, given something else: one line and exit status 2."""
+"""Commands that read a run's folder, given another one: one line and exit status 2."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(example: Path, tmp_path: Path) -> Path:
-    """A run's folder of the test's own."""
+    """Copy the run's folder for one test."""
     shutil.copytree(example, tmp_path / "run")
     return tmp_path / "run"
 
@@ -46,7 +46,7 @@ def one_line(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_no_run_is_told_apart(
+def test_folder_without_a_run_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -111,7 +111,7 @@ def test_spoilt_side_file_that_is_a_folder_is_named(
 
 def test_canary_that_passed_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (run / MANIFEST_FILE).read_text().splitlines()
-    # The verdict comes behind the rows that it is of.
+    # The verdict follows the rows that it judges.
     lines.sort(key=lambda line: json.loads(line).get("verdict") == "passed")
     (run / MANIFEST_FILE).write_text("".join(line + "\n" for line in lines))
     assert canary.main([str(run)]) == 0

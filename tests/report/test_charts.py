@@ -10,6 +10,7 @@ from pipeline.report.charts import (
     band_bar,
     bar_scale,
     histogram,
+    percent,
     rate_at,
     rate_chart,
     stacked_segments,
@@ -172,3 +173,48 @@ def test_bars_hold_every_length_once_and_mark_the_limit() -> None:
     assert drawn.limit is not None
     assert (drawn.limit.value, drawn.limit.percent) == (400, 100.0)
     assert histogram({}, None).bars == ()
+
+
+def test_axis_reaches_a_value_above_the_lines() -> None:
+    line = Series(name="a", points=[(0.0, 10.0), (10.0, 10.0)], tone="t0")
+    chart = time_chart([line], 10.0, highest=35.0)
+    assert chart.axes.y_ticks[-1].value == 40
+    assert chart.lines[0].polylines == ("0,75 100,75",)
+
+
+def test_bars_of_a_few_short_lengths_are_one_token_wide() -> None:
+    # The axis ends at 2 tokens; 40 bars would be narrower than a token.
+    drawn = histogram(Counter({1: 3, 2: 1}), None)
+    assert [(bar.low, bar.high, bar.left_percent, bar.width_percent) for bar in drawn.bars] == [
+        (1, 2, 50.0, 50.0), (2, 3, 100.0, 50.0)
+    ]  # fmt: skip
+    assert drawn.limit is None
+
+
+def test_bars_are_where_their_lengths_are_on_the_axis() -> None:
+    # The axis ends at 400, so 4 bars of 100 tokens.
+    drawn = histogram(Counter({150: 2, 399: 1}), 200, num_bars=4)
+    assert [(bar.left_percent, bar.width_percent) for bar in drawn.bars] == [
+        (25.0, 25.0), (75.0, 25.0)
+    ]  # fmt: skip
+    assert drawn.limit is not None
+    assert drawn.limit.percent == 50.0
+
+
+def test_break_even_is_shown_up_to_half_beyond_the_cap() -> None:
+    one = (curve((1, 50.0), (100, 500.0)),)
+    assert rate_chart(one, 150).break_even is not None
+    assert rate_chart(one, 151).break_even is None
+
+
+def test_caps_at_a_distance_are_both_named_above() -> None:
+    # 6 percent of the height apart, but 52 percent of the width.
+    chart = rate_chart(
+        (curve((1, 50.0), (100, 480.0)), curve((1, 90.0), (48, 450.0), mtp=True)), None
+    )
+    assert [line.label_above for line in chart.lines] == [True, True]
+
+
+def test_percentages_stay_within_the_chart() -> None:
+    assert [percent(part, 8.0) for part in (-1.0, 0.0, 1.0, 9.0)] == [0.0, 0.0, 12.5, 100.0]
+    assert percent(1.0, 0.0) == 0.0

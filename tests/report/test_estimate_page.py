@@ -1,4 +1,4 @@
-"""The estimate's page: its figures are those of the JSON, it asks for nothing, it fits a phone."""
+"""Page of an estimate: figures of the JSON, no requests, a layout that fits a phone."""
 
 import math
 import re
@@ -33,7 +33,7 @@ def value_of(figure: Figure, estimate: dict[str, Any]) -> float:
 
 
 def assert_shows(figure: Figure, value: float) -> None:
-    """The text is the value: to two significant digits where it is unsure, else to its last."""
+    """Compare to two significant digits for uncertain figures, else to the last one shown."""
     numbers = re.findall(r"-?[\d,]*\.?\d+", figure.text)
     assert len(numbers) == 1, figure
     shown = float(numbers[0].replace(",", "")) / (100 if "%" in figure.text else 1)
@@ -85,7 +85,7 @@ def test_figures_in_the_markup_are_those_of_the_json(page: str) -> None:
 
 
 def test_a_figure_that_differs_is_found(page: str) -> None:
-    """The check above can fail: one wrong digit on the page, or one figure that is not there."""
+    """Show that the check can fail: by a wrong digit on the page, and by a missing figure."""
     wrong = page.replace(">0.90<", ">0.91<")
     assert wrong != page
     with pytest.raises(AssertionError):
@@ -96,7 +96,7 @@ def test_a_figure_that_differs_is_found(page: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
+def test_browser_shows_the_figures_requests_nothing_and_scrolls_one_way(
     page: str, tmp_path: Path
 ) -> None:
     hostile = estimate_page(replace(EXAMPLE, model=HOSTILE))
@@ -124,7 +124,7 @@ def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
 
 
 def assert_bars_are_to_scale(bars: list[dict[str, Any]]) -> None:
-    """Each end of each bar stands where its figure does, days on one scale and dollars on one."""
+    """Check each end of each bar, with one scale for days and one for dollars."""
     values = estimate_json(EXAMPLE)
     options = {option["option"]: option for option in values["options"]}
     most_days = max(option["days"]["p90"] for option in values["options"])

@@ -73,6 +73,20 @@ def test_post_that_is_refused_for_good_is_not_retried(receiver: Receiver) -> Non
     assert log == ["event=webhook_lost notice=run_done why='HTTP 410'"]
 
 
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
+def test_post_that_always_fails_is_dropped_after_six_attempts(
+    receiver: Receiver, code: int
+) -> None:
+    log: list[str] = []
+    receiver.codes = [code] * 6
+    webhook = Webhook(url=receiver.url, log=log.append, backoff_first_s=0.001)
+    webhook.post(NOTICE)
+    webhook.post(NOTICE)
+    webhook.close(5.0)
+    assert (receiver.refused, len(receiver.got), webhook.num_lost) == (6, 1, 1)
+    assert log == [f"event=webhook_lost notice=run_done why='HTTP {code}'"]
+
+
 def test_notices_come_in_order(receiver: Receiver) -> None:
     webhook = hook(receiver.url, [])
     receiver.codes = [503]
@@ -291,3 +305,37 @@ def test_quoted_values_hold_blanks_and_other_keys() -> None:
     assert event is not None
     assert (event.kind, event.worker) == ("x", "w3")
     assert event_of("12:00 event=x", now_s=1.0) is None
+
+
+# -- the end of a session without work
+
+
+def test_session_without_work_reports_the_end_only_once(folder: LocalFolder) -> None:
+    for _ in range(2):
+        observer(folder, []).finish_without_work()
+    (event,) = read_events(folder)
+    assert (event.kind, event.text) == ("run_done", "every row was done already")
+
+
+def test_session_without_work_after_a_stop_reports_the_end(folder: LocalFolder) -> None:
+    observer(folder, []).finish_without_work()
+    observer(folder, []).finish("stopped")
+    observer(folder, []).finish_without_work()
+    kinds = [event.kind for event in read_events(folder)]
+    assert kinds == ["run_done", "run_stopped", "run_done"]
+
+
+def test_end_of_a_session_is_reported_once(folder: LocalFolder) -> None:
+    watched = observer(folder, [])
+    watched.finish("failed", "first")
+    watched.finish("done")
+    assert [(event.kind, event.text) for event in read_events(folder)] == [("run_failed", "first")]
+
+
+def test_progress_reaches_the_notices(folder: LocalFolder, receiver: Receiver) -> None:
+    watched = observer(folder, [], hook(receiver.url, []))
+    watched.see(progress(7), [])
+    watched.finish("done")
+    (notice,) = receiver.got
+    assert (notice["rows_done"], notice["rows_total"], notice["run"]) == (7, 10, "run-1")
+    assert notice["at_s"] == BEGAN_AT_S + 800

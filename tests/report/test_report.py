@@ -1,4 +1,4 @@
-"""The report's page: its figures are the status's and the parts', it asks for nothing, it fits."""
+"""Page of a report: figures equal to status and parts, no requests, a layout that fits."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def at(values: Any, path: str) -> Any:  # noqa: ANN401  # any JSON value
 
 
 def assert_figures_are_those_of(figures: Iterable[Figure], values: dict[str, Any]) -> None:
-    """Each text is its value, to the digits that it shows, at least two."""
+    """Compare each text with its value, to the digits that it shows, at least two."""
     shown = 0
     for figure in figures:
         value = at(values, figure.path)
@@ -66,13 +66,13 @@ def assert_figures_are_those_of(figures: Iterable[Figure], values: dict[str, Any
         decimals = len(text.partition(".")[2]) + (2 if number[2] else 0)
         two_digits = 0.05 * abs(value) if not number[2] else 0.0
         exact = isinstance(value, int)
-        slack = 0.0 if exact else max(0.5 * 10**-decimals, two_digits)
-        assert abs(found - value) <= slack * 1.000001, (figure, value)
+        tolerance = 0.0 if exact else max(0.5 * 10**-decimals, two_digits)
+        assert abs(found - value) <= tolerance * 1.000001, (figure, value)
         shown += 1
     assert shown > 50
 
 
-def test_page_says_what_the_status_and_the_parts_say(folder: LocalFolder, report: Report) -> None:
+def test_page_agrees_with_the_status_and_the_parts(folder: LocalFolder, report: Report) -> None:
     page = report_page(report)
     values = json.loads(json.dumps(report_json(report)))
     reading = parsed(page)
@@ -114,7 +114,7 @@ def test_sums_are_those_of_the_published_rows(folder: LocalFolder, report: Repor
         assert engine.rows == len(mine)
 
 
-def test_starved_engine_stands_there_with_what_it_is_short_of(tmp_path: Path) -> None:
+def test_starved_engine_is_shown_with_the_reason(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     write_example_run(folder)
     live = json.loads(folder.read("live.json"))
@@ -122,12 +122,12 @@ def test_starved_engine_stands_there_with_what_it_is_short_of(tmp_path: Path) ->
     folder.write_whole("live.json", json.dumps(live).encode())
     lock.acquire(folder, lock.this_process(), lambda _: None)
     report = run_report(folder, now_s=BEGAN_AT_S + 7230)
-    told = [engine.starved for engine in report.figures.engines]
-    assert told == [None, "31 of 40 state slots are <taken>", None]
+    reasons = [engine.starved for engine in report.figures.engines]
+    assert reasons == [None, "31 of 40 state slots are <taken>", None]
     assert "starved: 31 of 40 state slots are &lt;taken&gt;" in report_page(report)
 
 
-def test_bars_stand_for_all_turns_and_the_limit_where_it_is(report: Report) -> None:
+def test_bars_count_all_turns_and_the_limit_is_in_its_place(report: Report) -> None:
     (_, _, reasoning), (_, _, answer) = report.histograms
     for histogram in (reasoning, answer):
         assert sum(bar.count for bar in histogram.bars) == report.figures.num_turns
@@ -238,7 +238,7 @@ def test_readings_that_cannot_be_read_leave_the_other_figures(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_browser_shows_the_figures_asks_for_nothing_and_scrolls_one_way(
+def test_browser_shows_the_figures_requests_nothing_and_scrolls_one_way(
     report: Report, tmp_path: Path
 ) -> None:
     page, hostile = report_page(report), report_page(replace(report, model=HOSTILE))
@@ -266,7 +266,7 @@ def test_long_plan_beside_them_leaves_headings_whole(report: Report, tmp_path: P
         assert frame["scroll_width"] <= frame["inner_width"]
 
 
-def test_cap_is_what_the_engines_run_under_where_they_have_told_it(tmp_path: Path) -> None:
+def test_cap_is_the_one_that_the_engines_reported(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=6)
     folder.remove(READINGS_FILE)
@@ -319,7 +319,7 @@ def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_p
     assert "the folder has no copy of the run file" in text
 
 
-def test_report_of_many_rows_holds_no_row(tmp_path: Path) -> None:
+def test_report_of_many_rows_keeps_no_row_in_memory(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=4, rows_a_part=500)
     rows = RowFigures()
@@ -359,8 +359,8 @@ def test_command_writes_the_page_and_refuses_a_folder_without_a_run(
     assert main([str(folder.root), "--html", str(target)]) == 0
     assert parsed(target.read_text()).figures
     assert main([str(folder.root), "--json"]) == 0
-    said = capsys.readouterr().out.removeprefix(f"{target}\n")
-    assert json.loads(said)["status"]["rows_done"] == 480
+    printed = capsys.readouterr().out.removeprefix(f"{target}\n")
+    assert json.loads(printed)["status"]["rows_done"] == 480
     assert main([str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
     assert main([str(folder.root), "--html", str(tmp_path / "no" / "page.html")]) == 2
@@ -396,7 +396,7 @@ def test_first_start_of_a_later_session_is_no_restart(tmp_path: Path) -> None:
     assert [engine.restarts for engine in found.engines] == [0, 1, 0]
 
 
-def test_plan_table_holds_the_dry_run_against_the_readings(
+def test_plan_table_compares_the_planned_rates_with_the_readings(
     report: Report, folder: LocalFolder, tmp_path: Path
 ) -> None:
     planned = {row.name: row for row in report.figures.plan}
@@ -415,3 +415,50 @@ def test_plan_table_holds_the_dry_run_against_the_readings(
     names = {row.name for row in run_report(spoilt, now_s=now_s).figures.plan}
     assert "output tokens a turn" in names
     assert not any(name.startswith("tokens/s") for name in names)
+
+
+def test_cap_without_a_report_of_the_engines_is_that_of_the_run_file(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    folder.remove(READINGS_FILE)
+    report = run_report(folder, now_s=BEGAN_AT_S + 700, state="running")
+    # 3 engines of 48 requests.
+    assert report.engine_charts.running is not None
+    cap, _ = report.engine_charts.running.lines
+    assert (cap.name, cap.last) == ("cap", 144)
+
+
+def test_page_reloads_itself_only_while_the_run_is_running(folder: LocalFolder) -> None:
+    now_s = BEGAN_AT_S + 7230
+    running, done = (run_report(folder, now_s=now_s, state=state) for state in ("running", "done"))
+    assert '<meta http-equiv="refresh" content="60">' in report_page(running)
+    assert "refresh" not in report_page(done)
+    # The axis of a run that is done ends at all of its rows.
+    assert running.rows_chart.axes.y_ticks[-1].value == 500
+    assert done.rows_chart.axes.y_ticks[-1].value == 1000
+
+
+def test_planned_figures_are_those_of_the_run_file(report: Report, folder: LocalFolder) -> None:
+    planned = {row.name: (row.planned, row.measured) for row in report.figures.plan}
+    parts = read_history(folder).parts.values()
+    tokens = sum(part.prompt_tokens for part in parts)
+    assert planned["prompt tokens a turn"] == (90, tokens / report.figures.num_turns)
+    assert planned["output tokens a turn"][1] == report.figures.completion.mean_tokens
+    assert planned["turns that reach the limit"][1] == (
+        report.figures.num_cut / report.figures.num_turns
+    )
+    assert planned["accept length"][0] == 2.6
+    assert planned["requests in an engine, of at most"][0] == 48
+
+
+def test_cost_counts_each_session_up_to_its_last_part(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    session = replace(
+        read_manifest(folder).sessions[0], session_id="s2", started_at_s=BEGAN_AT_S + 1000
+    )
+    list_in_manifest(folder, session)
+    spending = run_report(folder, now_s=BEGAN_AT_S + 1180, state="running").figures.spending
+    assert isinstance(spending, Spending)
+    # Six parts up to second 720, then 180 s: 900 s on 3 cards.
+    assert spending.gpu_hours == pytest.approx(900 / 3600 * 3)

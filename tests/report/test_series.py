@@ -1,10 +1,14 @@
 """Series of a run over time, from parts and readings."""
 
+import json
+
+from pipeline.dataset.run_record import RunHistory
 from pipeline.report.series import (
     Published,
     added,
     eta_points,
     of_readings,
+    published,
     rates,
     rows_over_time,
     step_s,
@@ -12,6 +16,7 @@ from pipeline.report.series import (
 )
 from schemas.estimate import Band, LiveReading
 from schemas.live import TimeLeft
+from schemas.manifest import Part, event_line
 
 
 def part(at_s: float, rows: int = 10, tokens: int = 100, worker: str = "w0") -> Published:
@@ -52,3 +57,38 @@ def test_estimates_are_drawn_on_the_clock_of_the_run() -> None:
     (point,) = eta_points(noted, 10.0, 100.0)
     assert point.at_s == 60.0
     assert point.total_s == Band(p10=43_260.0, p50=86_460.0, p90=172_860.0)
+
+
+def test_short_last_step_is_no_peak() -> None:
+    # The third step is 1 s long and counts as a quarter of 10 s: 100 tokens in 2.5 s.
+    assert rates([part(20.5)], 21.0, 10.0) == [(5.0, 0.0), (15.0, 0.0), (21.0, 40.0)]
+
+
+def test_rows_are_counted_at_the_end_of_each_step() -> None:
+    points = rows_over_time([part(5.0), part(15.0)], 60.0)
+    # 120 steps of half a second.
+    assert points[9:11] == [(4.5, 0.0), (5.0, 10.0)]
+    assert points[29:31] == [(14.5, 10.0), (15.0, 20.0)]
+    assert len(points) == 121
+
+
+def test_reading_over_two_steps_counts_in_both() -> None:
+    readings = [reading(0, 10, 20.0), reading(10, 30, 5.0)]
+    # (10 s x 20 + 10 s x 5) / 20 s, then 5.
+    points = of_readings(readings, 40.0, 20.0, "tokens_per_s")
+    assert points == [(10.0, 12.5), (30.0, 5.0)]
+
+
+def test_parts_are_in_the_order_of_their_first_publication() -> None:
+    history = RunHistory()
+    for name, at_s, worker in (("b", 1030.0, "w1r2"), ("a", 1010.0, "w0"), ("b", 1090.0, "w1r2")):
+        listed = Part(
+            name=name, size_bytes=1, row_ids=("x", "y"), sample_indexes=(0, 0),
+            content_hashes=("h", "h"), num_errors=0, prompt_tokens=1, completion_tokens=7,
+            worker_id=worker, published_at_s=at_s,
+        )  # fmt: skip
+        history.fold(json.loads(event_line(listed)))
+    assert published(history, 1020.0) == [
+        Published(at_s=0.0, rows=2, tokens=7, worker="w0"),
+        Published(at_s=10.0, rows=2, tokens=7, worker="w1"),
+    ]

@@ -130,3 +130,21 @@ def test_unknown_cost_has_a_reason(
 def test_folder_without_its_run_file_has_no_dollars() -> None:
     cost = spending(None, slots=(), cards={}, ran_s=1.0, left_s=None, today=TODAY)
     assert cost == NoSpending(why="the folder has no copy of the run file")
+
+
+def test_engines_on_several_cards_need_a_number_of_gpus() -> None:
+    urls = ["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"]
+    cost = spent(cards={"w0": "B200", "w1": "H200"}, slots=("w0", "w1"), kind="endpoint",
+                 base_urls=urls)  # fmt: skip
+    assert cost == NoSpending(why="engines run on several cards, and engine.gpus is not given")
+
+
+def test_two_machines_with_one_card_do_not_say_how_many_gpus_are_used() -> None:
+    cost = spent(B200, B200, slots=("w0",), kind="endpoint", base_urls=["http://127.0.0.1:9/v1"])
+    assert cost == NoSpending(why="the run file does not say how many GPUs its engines use")
+
+
+def test_run_without_an_estimate_has_no_cost_to_go() -> None:
+    cost = spent(B200)
+    assert isinstance(cost, Spending)
+    assert cost.usd_to_go is None

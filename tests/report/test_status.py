@@ -1,4 +1,4 @@
-"""How far a run is, from the files alone: counts, rates, states, and what people read."""
+"""Status of a run from its files: counts, rates, states, and the printed text."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The run file: defaults, overrides, and a line for each mistake."""
+"""Run file: defaults, overrides, and one line per mistake."""
 
 import re
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError
-from schemas.config import RunFile, read_run_file
+from schemas.config import RunFile, is_url, read_run_file, run_file_of, stored_run_file
 from schemas.quality_config import QualityConfig
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
@@ -24,7 +24,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(run_file: Path) -> Read:
-    """Reads the least run file with `more` behind it, and overrides."""
+    """Return a reader of the minimal run file with `more` appended, and overrides."""
 
     def read_it(more: str = "", *overrides: str) -> RunFile:
         run_file.write_text(LEAST + more)
@@ -35,7 +35,7 @@ def read(run_file: Path) -> Read:
 
 @pytest.fixture
 def mistakes(run_file: Path, read: Read) -> Mistakes:
-    """The lines of the error, each without the file's name, which all but --set's begin with."""
+    """Return a reader of the error's lines, without the file name before each."""
 
     def lines_of(more: str = "", *overrides: str) -> list[str]:
         with pytest.raises(ConfigError) as caught:
@@ -47,7 +47,7 @@ def mistakes(run_file: Path, read: Read) -> Mistakes:
     return lines_of
 
 
-# -- what is taken
+# -- valid run files
 
 
 @pytest.mark.parametrize("word", ["off", "'off'", "auto"])
@@ -56,7 +56,7 @@ def test_plan_is_given_by_its_word(read: Read, word: str) -> None:
     assert read(f"engine: {{plan: {word}}}\n").engine.plan == word.strip("'")
 
 
-def test_least_run_file_takes_the_documented_defaults(read: Read) -> None:
+def test_minimal_run_file_has_the_documented_defaults(read: Read) -> None:
     config = read()
     assert (config.thinking, config.samples_per_prompt) == (True, 1)
     assert config.sampling.model_dump() == {
@@ -78,7 +78,7 @@ def test_least_run_file_takes_the_documented_defaults(read: Read) -> None:
     assert config.output.flush_interval_s == 15.0
 
 
-def test_run_file_of_the_issue_is_taken_as_it_stands(run_file: Path) -> None:
+def test_full_run_file_is_valid(run_file: Path) -> None:
     run_file.write_text(
         """
 prompts:
@@ -125,7 +125,7 @@ def test_sglang_may_be_started_by_a_command_of_any_kind(read: Read) -> None:
     assert (engine.engine.plan, engine.engine.pass_env) == ("auto", ["HF_TOKEN"])
 
 
-def test_sglang_worker_claims_one_gpu_unless_told_otherwise(read: Read) -> None:
+def test_sglang_worker_uses_one_gpu_by_default(read: Read) -> None:
     sglang = "engine: {kind: sglang, python: /venv/bin/python}"
     assert read(sglang).engine.gpus_per_worker == 1
     assert read(sglang, "engine.gpus=4").engine.gpus_per_worker == 4
@@ -140,7 +140,7 @@ def test_engines_without_a_count_are_counted_by_their_gpus(read: Read, mistakes:
     ]
 
 
-def test_more_engines_cannot_be_awaited_than_are_asked_for(read: Read, mistakes: Mistakes) -> None:
+def test_no_more_engines_can_be_awaited_than_are_started(read: Read, mistakes: Mistakes) -> None:
     assert read("engine: {count: 3}", "cluster.min_engines=3").cluster.min_engines == 3
     assert mistakes("engine: {count: 3}", "cluster.min_engines=4") == [
         "cluster.min_engines: found 4; expected at most the run's 3 engines"
@@ -528,7 +528,7 @@ def test_flag_given_in_part_keeps_its_own_defaults() -> None:
     assert quality.empty_answer.policy == "retry"
 
 
-def test_largest_budget_counts_the_tries_of_cut_turns() -> None:
+def test_largest_budget_counts_the_retries_of_cut_turns() -> None:
     values: dict[str, object] = {"prompts": {"path": "p"}, "model": "m", "output": {"folder": "o"}}
     values["sampling"] = {"max_tokens": 100}
     assert RunFile.model_validate(values).most_completion_tokens == 100
@@ -539,7 +539,7 @@ def test_largest_budget_counts_the_tries_of_cut_turns() -> None:
 @pytest.mark.parametrize(
     ("quality", "most"),
     [
-        # What was cut and loops is asked again for the loop, with a larger budget.
+        # A cut turn that loops is retried for the loop, with a larger budget.
         ({"looping": {"policy": "retry"}}, 400),
         ({"looping": {"policy": "retry", "enabled": False}}, 100),
         (
@@ -552,9 +552,38 @@ def test_largest_budget_counts_the_tries_of_cut_turns() -> None:
         ),
     ],
 )
-def test_largest_budget_counts_whatever_asks_for_a_cut_turn_again(
+def test_largest_budget_counts_every_flag_that_retries_a_cut_turn(
     quality: dict[str, object], most: int
 ) -> None:
     values: dict[str, object] = {"prompts": {"path": "p"}, "model": "m", "output": {"folder": "o"}}
     values |= {"sampling": {"max_tokens": 100}, "quality": quality}
     assert RunFile.model_validate(values).most_completion_tokens == most
+
+
+def test_largest_budget_fits_the_output_column() -> None:
+    values: dict[str, object] = {"prompts": {"path": "p"}, "model": "m", "output": {"folder": "o"}}
+    values["sampling"] = {"max_tokens": 2**30}
+    values["quality"] = {"cut_in_thinking": {"policy": "retry"}, "max_attempts": 3}
+    assert RunFile.model_validate(values).most_completion_tokens == 2**31 - 1
+
+
+def test_stored_run_file_of_another_release_is_left_out(read: Read) -> None:
+    config = read("sampling: {seed: 3}")
+    assert stored_run_file(config.model_dump_json().encode()) == config
+    assert stored_run_file(b'{"model": "m", "unknown": 1}') is None
+    assert stored_run_file(b"not json") is None
+
+
+def test_place_in_a_store_is_told_from_a_path() -> None:
+    assert [is_url(where) for where in ("s3://bucket/run", "/shared/run", "out")] == [
+        True, False, False
+    ]  # fmt: skip
+
+
+def test_plain_values_with_mistakes_are_refused_by_their_source() -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_file_of({"model": 1, "output": {"folder": "o"}}, "readings, its run file")
+    assert sorted(str(caught.value).split("\n")) == [
+        "readings, its run file: model: found 1 (int); it should be a valid string",
+        "readings, its run file: prompts: missing; this key has no default",
+    ]

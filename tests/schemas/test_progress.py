@@ -1,4 +1,4 @@
-"""What workers and the coordinator report."""
+"""Reports of workers and coordinator."""
 
 import pytest
 
