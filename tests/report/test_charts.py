@@ -218,3 +218,13 @@ def test_caps_at_a_distance_are_both_named_above() -> None:
 def test_percentages_stay_within_the_chart() -> None:
     assert [percent(part, 8.0) for part in (-1.0, 0.0, 1.0, 9.0)] == [0.0, 0.0, 12.5, 100.0]
     assert percent(1.0, 0.0) == 0.0
+
+
+def test_axis_of_small_values_ends_near_them() -> None:
+    line = Series(name="a", points=[(0.0, 0.3), (10.0, 0.4)], tone="t0")
+    assert time_chart([line], 10.0).axes.y_ticks[-1].value == pytest.approx(0.4)
+
+
+def test_axis_of_lengths_has_room_for_forty_bars() -> None:
+    # 4,000 tokens in 40 bars.
+    assert [bar.low for bar in histogram(Counter({99: 1, 100: 1}), 4000).bars] == [0, 100]

@@ -18,6 +18,7 @@ from pipeline.store.journal import append_events, event_of, read_events, trim_ev
 from pipeline.store.run_folder import EVENTS_FILE, REPORT_FILE
 from schemas.config import EventsConfig
 from schemas.progress import Progress
+from tests.fakes.example_report import run_progress
 from tests.fakes.example_run import BEGAN_AT_S, run_file, write_example_run
 from tests.fakes.page_reading import parsed
 from tests.fakes.running import free_port, wait_until
@@ -39,11 +40,7 @@ def hook(url: str, log: list[str]) -> Webhook:
 
 
 def progress(rows_done: int = 3) -> Progress:
-    return Progress(
-        session_id="s1", updated_at_s=1.0, state="running", rows_total=10, rows_done=rows_done,
-        rows_failed=0, rows_error=0, completion_tokens=0, last_publish_s=None, leases_lost=0,
-        workers=(),
-    )  # fmt: skip
+    return run_progress(rows_total=10, rows_done=rows_done)
 
 
 # -- the webhook

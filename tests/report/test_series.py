@@ -53,8 +53,9 @@ def test_readings_are_means_by_time_and_gaps_stay_gaps() -> None:
 def test_estimates_are_drawn_on_the_clock_of_the_run() -> None:
     # The readings' clock began 10 s after the run. A day left after 50 s: 86,460 s in all.
     band = Band(p10=0.5, p50=1.0, p90=2.0)
-    noted = [TimeLeft(at_s=50.0, days=band), TimeLeft(at_s=91.0, days=band)]
-    (point,) = eta_points(noted, 10.0, 100.0)
+    noted = [TimeLeft(at_s=at_s, days=band) for at_s in (50.0, 90.0, 91.0)]
+    point, last = eta_points(noted, 10.0, 100.0)
+    assert last.at_s == 100.0
     assert point.at_s == 60.0
     assert point.total_s == Band(p10=43_260.0, p50=86_460.0, p90=172_860.0)
 

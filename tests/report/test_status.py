@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -31,7 +32,8 @@ from pipeline.store.run_folder import LIVE_FILE, LOCK_FILE
 from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
-from schemas.progress import Progress, RunStatus, WorkerReport
+from schemas.progress import RunStatus
+from tests.fakes.example_report import run_progress, worker_report
 from tests.fakes.running import wait_until
 
 Build = Callable[..., Completion]
@@ -40,35 +42,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = RunRecord(
     run_id="run-1", created_at_s=1000.0, identity=RunIdentity(settings={}), carried_schema=""
 )
-WORKER = WorkerReport(
-    worker_id="w0",
-    state="running",
-    engine="fake",
-    engine_release="1.2",
-    in_flight=4,
-    not_started=3,
-    backing_off=2,
-    unflushed=1,
-    requests=50,
-    interruptions=0,
-    restarts=1,
-    completion_tokens=500,
-    last_cause=None,
-)
-
-LIVE = Progress(
-    session_id="s1",
-    updated_at_s=1.0,
-    state="running",
-    rows_total=10,
-    rows_done=0,
-    rows_failed=0,
-    rows_error=0,
-    completion_tokens=0,
-    last_publish_s=None,
-    leases_lost=0,
-    workers=(WORKER,),
-)
+WORKER = worker_report(
+    engine_release="1.2", in_flight=4, not_started=3, backing_off=2, unflushed=1, requests=50,
+    restarts=1, completion_tokens=500,
+)  # fmt: skip
+LIVE = run_progress(WORKER, session_id="s1", updated_at_s=1.0, rows_total=10)
 
 
 @pytest.fixture
@@ -579,8 +557,10 @@ def test_watch_is_drawn_anew_on_a_terminal_and_left_by_ctrl_c(folder: LocalFolde
     os.close(terminal)
     drawn = b""
     while b"Ctrl-C to leave" not in drawn:
+        readable, _, _ = select.select([controller], [], [], 30)
+        assert readable, drawn
         drawn += os.read(controller, 4096)
-    # A signal just before the sleep is heard after it, in a minute.
+    # A signal just before the sleep would be handled after it, in a minute.
     wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
