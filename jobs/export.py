@@ -19,8 +19,8 @@ from schemas.quality_config import QualityConfig
 from schemas.units import MIB
 
 if TYPE_CHECKING:
-    from pipeline.dataset.export import Destination
-    from pipeline.dataset.export_rows import Decode
+    from pipeline.export.export import Destination
+    from pipeline.export.rows import Decode
     from pipeline.store.folder import Folder
 
 _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
@@ -86,13 +86,13 @@ def _parser() -> argparse.ArgumentParser:
 def _export(arguments: argparse.Namespace) -> ExportRecord:
     # Check the options before the imports below, which need a second.
     options = _options(arguments)
-    from pipeline.dataset.export import RECORD_FILE, commit, export
-    from pipeline.dataset.export_card import card, row_facts
-    from pipeline.dataset.export_index import ExportSource
-    from pipeline.dataset.export_rows import form_of
     from pipeline.dataset.frozen import schema_from_text
-    from pipeline.dataset.hub import check_push, push
     from pipeline.dataset.run_record import check_columns, check_has_run, read_manifest
+    from pipeline.export.card import card, row_facts
+    from pipeline.export.export import RECORD_FILE, commit, export
+    from pipeline.export.hub import check_push, push
+    from pipeline.export.index import ExportSource
+    from pipeline.export.rows import form_of
     from pipeline.store.bucket import open_folder
 
     folder = open_folder(arguments.folder)
@@ -138,7 +138,7 @@ def _decoder(options: ExportOptions, run: RunRecord) -> "Decode | None":
 
 
 def _destination(arguments: argparse.Namespace, folder: "Folder") -> "Destination":
-    from pipeline.dataset.export import Destination
+    from pipeline.export.export import Destination
     from pipeline.store.object_store import open_store
 
     store = open_store(arguments.to)

@@ -27,6 +27,7 @@ ESTIMATE = "pipeline.planner.estimate"
 RUN_FILE = "pipeline.run_file"
 QUALITY = "pipeline.quality"
 DATASET = "pipeline.dataset"
+EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 REPORT = "pipeline.report"
@@ -50,13 +51,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     RUN_FILE: {MODELS, *PLANNER},
     QUALITY: {MODELS, LENGTHS},
     DATASET: {STORE, MODELS, SGLANG, LENGTHS},
+    EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT: {LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
     WORKER: {QUALITY, DATASET},
     RUN: {WORKER, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     "jobs": {
-        *(RUN, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
+        *(RUN, ENGINES, REPORT, LIVE, EXPORT, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
         *PLANNER,
     },
 }  # fmt: skip
@@ -68,14 +70,14 @@ DOORS: dict[str, set[str]] = {
     # Scopes of cancellation, as `openai` has them.
     "anyio": {ENGINES},
     "datasets": {DATASET},
-    "pyarrow": {"schemas.completion", STORE, DATASET, "pipeline.report.rows", RUN},
+    "pyarrow": {"schemas.completion", STORE, DATASET, EXPORT, "pipeline.report.rows", RUN},
     "tqdm": {"jobs.terminal"},
     "pydantic": {"schemas"},
     "pydantic_core": {"schemas"},
     "yaml": {"schemas"},
     "tokenizers": {MODELS},
     "gguf": {MODELS},
-    "huggingface_hub": {MODELS, DATASET},
+    "huggingface_hub": {MODELS, EXPORT},
     "jinja2": {REPORT},
     "py3langid": {QUALITY},
     "xllamacpp": {ENGINES},

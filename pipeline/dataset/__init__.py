@@ -1,1 +1,1 @@
-"""Rows on their way in and out: sources, prompts, parts, history and exports."""
+"""Rows on their way through a run: sources, prompts, parts, and what is done."""

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.store import object_store
 from pipeline.store.object_store import open_store
 from schemas.completion import Completion
-from tests.dataset.test_export import exported, finished_run, kept
+from tests.export.test_export import exported, finished_run, kept
 
 Build = Callable[..., Completion]
 
@@ -46,7 +46,7 @@ def test_destination_whose_bucket_is_not_there_is_told_of_before_rows_are_read(
 def test_broken_off_export_to_an_object_store_goes_on(
     bucket: str, tmp_path: Path, completion: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.dataset import export
+    from pipeline.export import export
 
     def no_power(*_: object) -> None:
         raise KeyboardInterrupt

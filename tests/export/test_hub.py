@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from pipeline.dataset.hub import push
 from pipeline.errors import ConfigError
+from pipeline.export.hub import push
 from pipeline.store.object_store import Store, open_store
 
 OID = "1" * 40

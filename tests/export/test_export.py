@@ -17,12 +17,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from jobs.export import main
-from pipeline.dataset import export, export_buckets
-from pipeline.dataset.export_index import KEPT, ExportSource, Index, index_rows
-from pipeline.dataset.export_rows import form_of
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import check_has_run, list_in_manifest, read_manifest
+from pipeline.export import buckets as export_buckets
+from pipeline.export import export
+from pipeline.export.index import KEPT, ExportSource, Index, index_rows
+from pipeline.export.rows import form_of
 from pipeline.run.session import SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
@@ -144,10 +145,10 @@ def loaded(dest: Path, cache: Path) -> "datasets.DatasetDict":
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, three of them open at once: several passes over the parts."""
-    monkeypatch.setattr(export_buckets, "_BUCKET_BYTES", 1_000)
-    monkeypatch.setattr(export_buckets, "_MAX_OPEN_BUCKETS", 3)
-    monkeypatch.setattr(export_buckets, "_BATCH_ROWS", 5)
-    monkeypatch.setattr(export_buckets, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr("pipeline.export.buckets._BUCKET_BYTES", 1_000)
+    monkeypatch.setattr("pipeline.export.buckets._MAX_OPEN_BUCKETS", 3)
+    monkeypatch.setattr("pipeline.export.buckets._BATCH_ROWS", 5)
+    monkeypatch.setattr("pipeline.export.buckets._CHUNK_BYTES", 500)
 
 
 # -- rows
@@ -210,7 +211,7 @@ def test_split_hangs_on_the_row_id_alone(run: LocalFolder, tmp_path: Path) -> No
 def test_files_are_of_the_size_that_is_asked(
     run: LocalFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_buckets, "_BUCKET_BYTES", 500)
+    monkeypatch.setattr("pipeline.export.buckets._BUCKET_BYTES", 500)
     monkeypatch.setattr("jobs.export.MIB", 3_000)
     exported(run, tmp_path / "d", "--file-mib", "1")
     sizes = [file.stat().st_size for file in sorted((tmp_path / "d" / "data").iterdir())]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from pipeline.dataset.export_card import EngineLaunch, launch_lines
+from pipeline.export.card import EngineLaunch, launch_lines
 from schemas.manifest import EngineRun
 
 RELEASE = "sglang 0.5.23"

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.dataset.export_index import ExportSource
 from pipeline.errors import PlanError
+from pipeline.export.index import ExportSource
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA

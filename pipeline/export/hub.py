@@ -7,8 +7,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from pipeline.dataset.export import CARD_FILE, DROPPED_FILE, RECORD_FILE
 from pipeline.errors import ConfigError
+from pipeline.export.export import CARD_FILE, DROPPED_FILE, RECORD_FILE
 from pipeline.store.object_store import Store
 
 

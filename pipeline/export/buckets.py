@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset.export_index import KEPT, ExportSource, Index
 from pipeline.errors import ConfigError
+from pipeline.export.index import KEPT, ExportSource, Index
 from pipeline.store.folder import replacing
 from schemas.export import ExportOptions
 from schemas.units import MIB

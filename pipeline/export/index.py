@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm
 from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.parts import states_and_flags
+from pipeline.export.rows import KEY_COLUMNS, RowForm
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.dataset import export_rows
-from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm, form_of
+from pipeline.export.rows import KEY_COLUMNS, RowForm, form_of
 from schemas.completion import COMPLETION_SCHEMA
 from schemas.export import ExportOptions
 
@@ -135,7 +134,7 @@ def test_sound_rows_of_many_lengths_are_those_of_a_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The property test draws faults often; here every row goes out, decoded a few at a time.
-    monkeypatch.setattr(export_rows, "_MAX_DECODED_TOKENS", 40)
+    monkeypatch.setattr("pipeline.export.rows._MAX_DECODED_TOKENS", 40)
     chance = random.Random(4)
     drawn = [
         [

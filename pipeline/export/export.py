@@ -18,7 +18,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.dataset.export_buckets import (
+from pipeline.errors import ConfigError
+from pipeline.export.buckets import (
     Bucket,
     bucket_schema,
     cut_buckets,
@@ -28,9 +29,8 @@ from pipeline.dataset.export_buckets import (
     scatter,
     sorted_bucket,
 )
-from pipeline.dataset.export_index import ExportSource, Index, index_rows
-from pipeline.dataset.export_rows import KEY_COLUMNS, RowForm
-from pipeline.errors import ConfigError
+from pipeline.export.index import ExportSource, Index, index_rows
+from pipeline.export.rows import KEY_COLUMNS, RowForm
 from pipeline.store.folder import replacing
 from pipeline.store.object_store import Store
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
