@@ -1,15 +1,16 @@
 """The dry run: read and check the whole input; start and write nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from pipeline.dataset.done_rows import DoneRows
-from pipeline.dataset.prompts import history, read_prompts
+from pipeline.dataset.prompts import InputColumns, history, read_prompts
 from pipeline.dataset.run_record import check_columns, check_identity, read_manifest, read_run
 from pipeline.engines.served import token_counter
 from pipeline.errors import ConfigError
+from pipeline.models.tokenizer import TokenCounter
 from pipeline.run.ledger import DONE
 from pipeline.run.session import run_identity
 from pipeline.run_file import given_context_tokens
@@ -43,49 +44,64 @@ class DryRun:
 
 def dry_run(config: RunFile, folder: Folder) -> DryRun:
     """Count the input. Raises ConfigError for a bad one, ResumeError for another run's folder."""
-    stream = read_prompts(config.prompts)
-    columns, record = stream.columns, read_run(folder)
-    done = DoneRows.of(())
-    if record is not None:
-        check_columns(record)
-        identity = run_identity(config, columns)
-        check_identity(record, identity, accept_drift=False)
-        done = DoneRows.of(tuple(read_manifest(folder).parts.values()))
-    counter = token_counter(config)
-    problems: dict[str, tuple[int, str]] = {}
-    context_tokens = given_context_tokens(config)
-    num_prompts = turns = prompt_tokens = without_room = 0
+    stream, samples = read_prompts(config.prompts), config.samples_per_prompt
+    done = _published_rows(config, folder, stream.columns)
+    sums = _Sums(counter=token_counter(config), context_tokens=given_context_tokens(config))
     ids: list[tuple[pa.Array, pa.Array]] = []
     for batch in _batches(stream.prompts):
         ids.append(_ids(batch))
         for prompt in batch:
-            num_prompts += 1
-            if prompt.problem is not None:
-                count, example = problems.get(prompt.problem.kind, (0, prompt.problem.text))
-                problems[prompt.problem.kind] = (count + 1, example)
-                continue
-            turns += prompt.num_turns
-            tokens = counter.count(history(prompt.messages, []))
-            prompt_tokens += tokens
-            if context_tokens is not None:
-                without_room += tokens + config.sampling.max_tokens > context_tokens
-    if not num_prompts:
+            sums.add(prompt, max_tokens=config.sampling.max_tokens)
+    if not sums.num_prompts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
-    samples = config.samples_per_prompt
-    states = bytearray(num_prompts * samples)
+    states = bytearray(sums.num_prompts * samples)
     rows_done, _ = done.mark(iter(ids), states, samples=samples, done=DONE)
     return DryRun(
-        column=columns.column,
-        shape=columns.shape,
-        rows_total=num_prompts * samples,
+        column=stream.columns.column,
+        shape=stream.columns.shape,
+        rows_total=sums.num_prompts * samples,
         rows_done=rows_done,
-        turns=turns * samples,
-        prompt_tokens=prompt_tokens * samples,
-        token_method=counter.method,
-        context_tokens=context_tokens,
-        prompts_without_room=without_room,
-        problems=problems,
+        turns=sums.turns * samples,
+        prompt_tokens=sums.prompt_tokens * samples,
+        token_method=sums.counter.method,
+        context_tokens=sums.context_tokens,
+        prompts_without_room=sums.prompts_without_room,
+        problems=sums.problems,
     )
+
+
+def _published_rows(config: RunFile, folder: Folder, columns: InputColumns) -> DoneRows:
+    record = read_run(folder)
+    if record is None:
+        return DoneRows.of(())
+    check_columns(record)
+    check_identity(record, run_identity(config, columns), accept_drift=False)
+    return DoneRows.of(tuple(read_manifest(folder).parts.values()))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sums:
+    """Sums over the prompts, each counted once whatever its samples."""
+
+    counter: TokenCounter
+    context_tokens: int | None
+    num_prompts: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    prompts_without_room: int = 0
+    problems: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, prompt: Prompt, *, max_tokens: int) -> None:
+        self.num_prompts += 1
+        if prompt.problem is not None:
+            count, example = self.problems.get(prompt.problem.kind, (0, prompt.problem.text))
+            self.problems[prompt.problem.kind] = (count + 1, example)
+            return
+        self.turns += prompt.num_turns
+        tokens = self.counter.count(history(prompt.messages, []))
+        self.prompt_tokens += tokens
+        if self.context_tokens is not None:
+            self.prompts_without_room += tokens + max_tokens > self.context_tokens
 
 
 def _batches(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:

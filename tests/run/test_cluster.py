@@ -13,7 +13,6 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 
-from pipeline.run.placement import places_on
 from tests.fakes.running import Run, ended, free_port, new_run, questions, wait_until
 from tests.fakes.scripted_server import Reply, ScriptedServer, answer, serving
 
@@ -110,19 +109,3 @@ def test_nodes_that_go_cost_no_row_and_one_that_joins_gets_workers(
     for worker_id in lost:
         assert f"event=worker_ended worker={worker_id} cause='its " in result.err
     assert sorted(run.ids()) == [f"q{number:05d}" for number in range(NUM_ROWS)]
-
-
-@pytest.mark.parametrize(
-    ("resources", "cpus", "gpus", "places"),
-    [
-        ({"CPU": 64.0, "GPU": 8.0}, 1.0, 1, 8),
-        ({"CPU": 64.0, "GPU": 7.0}, 1.0, 4, 1),
-        ({"CPU": 64.0, "GPU": 8.0}, 0.0, 4, 2),
-        ({"CPU": 2.0, "GPU": 8.0}, 1.0, 2, 2),
-        ({"CPU": 64.0}, 1.0, 1, 0),
-    ],
-)
-def test_places_of_a_node_are_those_that_all_its_resources_allow(
-    resources: dict[str, float], cpus: float, gpus: int, places: int
-) -> None:
-    assert places_on(resources, cpus=cpus, gpus=gpus) == places

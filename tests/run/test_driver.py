@@ -2,18 +2,24 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.errors import DriverLostError, EngineError
 from pipeline.live.eta import LiveEta
-from pipeline.run.driver import follow
+from pipeline.quality.canary import Excess
+from pipeline.run import driver
+from pipeline.run.driver import SessionEnd, follow
+from pipeline.run.session import SessionOptions, prepare
 from pipeline.run.signals import catch_signals, exit_on_signals
 from pipeline.store.folder import LocalFolder
+from pipeline.store.journal import read_events
 from schemas.config import RunFile
 from schemas.estimate import Band
 from schemas.progress import Progress, WorkerState
@@ -119,6 +125,128 @@ def test_published_tokens_show_that_an_engine_ran(eta: LiveEta) -> None:
     published = replace(BEGUN, completion_tokens=1)
     cluster = ScriptedCluster([published], deserted_from=1)
     assert follow(cluster, [], never, ignore, eta) == "failed"
+
+
+# -- a session
+
+
+@dataclass(slots=True)
+class RecordedCluster(ScriptedCluster):
+    """Keeps what the driver has it do."""
+
+    calls: list[str] = field(default_factory=list)
+    answers_at_end: bool = True
+
+    @property
+    def progress(self) -> Progress:
+        return self.script[-1]
+
+    def hire_all(self) -> None:
+        self.calls.append("hire")
+
+    def drain(self, timeout_s: float) -> None:
+        self.calls.append(f"drain {timeout_s:g}")
+
+    def close(self, state: str) -> Progress | None:
+        self.calls.append(f"close {state}")
+        return self.script[-1] if self.answers_at_end else None
+
+
+@dataclass(slots=True)
+class Driven:
+    end: SessionEnd
+    lines: list[str]
+    endings: list[tuple[str, str]]
+
+
+Drive = Callable[..., Driven]
+
+
+@pytest.fixture
+def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drive:
+    """Drives a session of ten rows: `driven(cluster, rows_done=10)`."""
+
+    def run(cluster: RecordedCluster, *, signals: tuple[int, ...] = (), **changes: Any) -> Driven:  # noqa: ANN401 - fields of Prepared
+        prompts, folder = tmp_path / "p.jsonl", LocalFolder(tmp_path / "out")
+        prompts.write_text("".join(f'{{"prompt": "question {n}"}}\n' for n in range(10)))
+        folder.make()
+        config = RunFile.model_validate(
+            {"prompts": {"path": str(prompts)}, "model": "m", "output": {"folder": folder.where}}
+        )
+        lines: list[str] = []
+        prepared = prepare(config, folder, SessionOptions(), token="t", now_s=1.0, log=lines.append)
+        session = replace(prepared.session, rows_done=changes.pop("rows_done", 0))
+        prepared = replace(prepared, session=session, **changes)
+        monkeypatch.setattr(driver, "open_cluster", lambda *_: nullcontext(cluster))
+        monkeypatch.setattr(driver, "catch_signals", lambda: list(signals))
+        end = driver.drive(
+            folder, prepared, never, lambda total, done: nullcontext(ignore), lines.append
+        )
+        events = [event for event in read_events(folder) if event.kind.startswith("run_")]
+        return Driven(end, lines, [(event.kind, event.text) for event in events])
+
+    return run
+
+
+def test_finished_session_is_closed_as_done_and_not_drained(driven: Drive) -> None:
+    cluster = RecordedCluster([BEGUN, replace(BEGUN, rows_done=10)])
+    found = driven(cluster)
+    assert found.end.kind == "done"
+    assert found.end.wall_s > 0
+    assert cluster.calls == ["hire", "close done"]
+    assert found.endings == [("run_done", "")]
+    assert any(line.startswith("event=session rows=10 done=0 folder=") for line in found.lines)
+
+
+def test_stopped_session_is_drained_and_says_how_to_resume(driven: Drive) -> None:
+    cluster = RecordedCluster([replace(BEGUN, rows_done=4)])
+    found = driven(cluster, signals=(signal.SIGTERM, signal.SIGINT))
+    assert (found.end.kind, found.end.signal) == ("stopped", signal.SIGTERM)
+    assert cluster.calls == ["hire", "drain 2", "close stopped"]
+    assert found.lines[-2:] == [
+        "event=stopped by=SIGTERM rows_done=4 rows_total=10",
+        "every finished row is published; the same command resumes",
+    ]
+    assert found.endings == [("run_stopped", "")]
+
+
+def test_stop_without_the_coordinators_answer_warns_of_lost_rows(driven: Drive) -> None:
+    cluster = RecordedCluster([replace(BEGUN, rows_done=4)], answers_at_end=False)
+    found = driven(cluster, signals=(signal.SIGTERM,))
+    assert "rows_done=4" in found.lines[-2]
+    assert "rows finished since then may be lost" in found.lines[-1]
+
+
+def test_failed_canary_is_drained_closed_as_stopped_and_noted_as_failed(driven: Drive) -> None:
+    cluster = RecordedCluster([replace(BEGUN, canary="failed")])
+    found = driven(cluster)
+    assert found.end.kind == "canary_failed"
+    assert cluster.calls == ["hire", "drain 2", "close stopped"]
+    assert found.endings == [("run_failed", "the first rows are worse than the limits")]
+
+
+def test_failed_session_names_each_cause_once(driven: Drive) -> None:
+    ran = replace(BEGUN, completion_tokens=1)
+    cluster = RecordedCluster([ran], deserted_from=1, causes=["a", "b", "a"])
+    found = driven(cluster)
+    assert (found.end.kind, found.end.causes) == ("failed", ("a", "b", "a"))
+    assert cluster.calls == ["hire", "close failed"]
+    assert found.endings == [("run_failed", "a; b")]
+
+
+def test_session_without_open_rows_starts_nothing(driven: Drive) -> None:
+    cluster = RecordedCluster([BEGUN])
+    found = driven(cluster, rows_done=10)
+    assert (found.end.kind, found.end.wall_s, cluster.calls) == ("done", 0.0, [])
+    assert found.endings == [("run_done", "every row was done already")]
+
+
+def test_canary_that_failed_before_starts_nothing(driven: Drive) -> None:
+    cluster = RecordedCluster([BEGUN])
+    over = (Excess(name="looping", found=0.5, limit=0.1, num_rows=5),)
+    found = driven(cluster, excesses=over)
+    assert (found.end.kind, cluster.calls) == ("canary_failed", [])
+    assert found.endings == [("run_failed", "the first rows are worse than the limits")]
 
 
 # -- signals
