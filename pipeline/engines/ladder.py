@@ -13,6 +13,7 @@ from pipeline.engines.remedies import (
     LadderBasis,
     Step,
     Tried,
+    configuration,
     remedy,
 )
 from pipeline.planner.sglang.wordings import CauseKind
@@ -84,7 +85,7 @@ def next_step(
         repeats = _num_repeats(tried)
         if repeats <= _MOST_AGAIN[kind]:
             return Again(wait_s=_WAIT_S[kind] * repeats, reason=f"try {repeats + 1}: {summary}")
-    if len({one.flags.argv() for one in tried}) > MOST_STEPS:
+    if len({one.configuration for one in tried}) > MOST_STEPS:
         return Stop(reason=f"{summary}; {MOST_STEPS} other configurations were tried")
     if kind == "unbalanced" and last.cause.stage == "start":
         # SGLang's own check, which looks at the card before any flag counts.
@@ -108,13 +109,13 @@ def _without_refused_flag(
     if flag is None or flag in basis.users_flags or not last.flags.has(flag):
         return Stop(reason=f"{last.cause.summary}; {_USERS_FIX[kind]}")
     flags = last.flags.changed({flag: None})
-    if flags.argv() not in {one.flags.argv() for one in tried}:
+    if configuration(flags) not in {one.configuration for one in tried}:
         change = f"--{flag} left out: this release refuses it"
         return Step(flags=flags, change=change, price="unknown")
     # Without the refused flag this is the configuration that failed before: find another way from
     # there. Every failure of the refused line is skipped, or "again" would mean that line.
-    refused = {one.flags.argv() for one in tried if one.cause.kind == kind}
-    earlier = tuple(one for one in tried if one.flags.argv() not in refused)
+    refused = {one.configuration for one in tried if one.cause.kind == kind}
+    earlier = tuple(one for one in tried if one.configuration not in refused)
     return next_step(earlier, basis, calibration)
 
 
@@ -127,7 +128,7 @@ def _num_repeats(tried: tuple[Tried, ...]) -> int:
     same_cause = [one for one in tried if one.cause.kind == last.cause.kind]
     if last.cause.kind in MENDED_BY_FLAGS:
         return len(same_cause)
-    return sum(one.flags.argv() == last.flags.argv() for one in same_cause)
+    return sum(one.configuration == last.configuration for one in same_cause)
 
 
 def _stop(last: Tried) -> Stop:

@@ -77,12 +77,24 @@ class LadderBasis:
     price_unit: str = "requests at once"
 
 
+Configuration = frozenset[tuple[str, tuple[str, ...]]]
+
+
+def configuration(flags: LaunchFlags) -> Configuration:
+    """Return the flags regardless of their order, which makes no difference to SGLang."""
+    return frozenset(flags.values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """A configuration and the cause of its failure."""
 
     flags: LaunchFlags
     cause: Cause
+
+    @property
+    def configuration(self) -> Configuration:
+        return configuration(self.flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +219,14 @@ def _rounds(
     tried: tuple[Tried, ...], failed_plan: LaunchPlan, forecasts: _Forecasts
 ) -> Iterator[list[_Candidate]]:
     """List candidates in rounds: single changes before pairs, `fits` before `marginal`."""
-    last, known = tried[-1], {one.flags.argv() for one in tried}
+    last, known = tried[-1], {one.configuration for one in tried}
     changes = list(_changes(failed_plan.settings, last.flags, forecasts.basis))
     for num_together in (1, 2):
         for verdicts in (("fits",), ("fits", "marginal")):
             yield [
                 candidate
                 for candidate in _candidates(last, changes, num_together, forecasts)
-                if candidate.flags.argv() not in known
+                if configuration(candidate.flags) not in known
                 and not any(map(candidate.flags.has, forecasts.basis.refused_flags))
                 and candidate.plan.verdict in verdicts
             ]
@@ -303,14 +315,14 @@ def _demands(tried: tuple[Tried, ...]) -> list[_Demand]:
     A restart costs minutes, so many small steps cost more than one that is too long.
     """
     demands: list[_Demand] = []
-    ran_out: set[tuple[bool, tuple[str, ...]]] = set()
+    ran_out: set[tuple[bool, Configuration]] = set()
     for one in tried:
-        in_headroom, line = one.cause.kind in HEADROOM_KINDS, one.flags.argv()
+        in_headroom = one.cause.kind in HEADROOM_KINDS
         growth = 1
         if in_headroom or one.cause.kind in POOL_KINDS:
-            earlier = {other for where, other in ran_out if where == in_headroom} - {line}
-            growth = _DEMAND_GROWTH ** len(earlier)
-            ran_out.add((in_headroom, line))
+            earlier = {other for where, other in ran_out if where == in_headroom}
+            growth = _DEMAND_GROWTH ** len(earlier - {one.configuration})
+            ran_out.add((in_headroom, one.configuration))
         demands.append(_Demand(failed=one, growth=growth))
     return demands
 
@@ -374,11 +386,11 @@ def _usual_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     last, basis = tried[-1], forecasts.basis
     if last.cause.kind in MENDED_BY_FLAGS and forecasts.plan(last.flags) is not None:
         return None
-    known = {one.flags.argv() for one in tried}
+    known = {one.configuration for one in tried}
     spare = _without_spare_context(last.flags, basis)
     for changes in _usual_remedies(last.flags, last.cause.kind):
         flags = last.flags.changed({**spare, **changes})
-        if flags.argv() not in known and not any(map(flags.has, basis.refused_flags)):
+        if configuration(flags) not in known and not any(map(flags.has, basis.refused_flags)):
             return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")
     return None
 

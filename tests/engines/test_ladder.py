@@ -11,7 +11,7 @@ from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.sglang.calibration import calibration_of
-from pipeline.planner.sglang.failures import Cause, failure_cause, figures
+from pipeline.planner.sglang.failures import Cause, OomFigures, failure_cause, figures
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.wordings import CauseKind
 from schemas.plan import Calibration, LaunchPlan
@@ -361,3 +361,112 @@ def test_what_the_user_alone_can_mend_is_said_in_one_line(excerpt: str, word: st
     answer = next_step((tried("", excerpt),), setting())
     assert isinstance(answer, Stop)
     assert word in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "repeats", "waits_s"),
+    [
+        ("port", 5, [0, 0, 0, 0, 0]),
+        ("hub_unreachable", 6, [20, 40, 60, 80, 100, 120]),
+        ("nccl", 2, [5, 10]),
+        ("gpu_fault", 2, [5, 10]),
+        ("host_memory", 1, [10]),
+        ("unbalanced", 1, [15]),
+        ("watchdog", 3, [1, 2, 3]),
+        ("killed", 5, [1, 2, 3, 4, 5]),
+        ("unknown", 1, [2]),
+    ],
+)
+def test_same_configuration_is_started_again_so_often_and_each_wait_is_longer(
+    kind: CauseKind, repeats: int, waits_s: list[float]
+) -> None:
+    so_far: tuple[Tried, ...] = ()
+    answers: list[Step | Again | Stop] = []
+    for _ in range(repeats):
+        so_far += (Tried(flags=flags("--mem-fraction-static 0.8"), cause=bare_cause(kind)),)
+        answers.append(next_step(so_far, BLIND))
+    assert answers == [
+        Again(wait_s=wait_s, reason=f"try {number}: {kind}")
+        for number, wait_s in enumerate(waits_s, start=2)
+    ]
+    assert not isinstance(next_step((*so_far, so_far[-1]), BLIND), Again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "change"),
+    [
+        ("nccl", "", "--disable-custom-all-reduce off → on"),
+        ("pool", "--mem-fraction-static 0.80", "--mem-fraction-static 0.80 → 0.83"),
+        ("state_pool", "--mem-fraction-static 0.80", "--mem-fraction-static 0.80 → 0.83"),
+        ("graph_capture", "--mem-fraction-static 0.80", "--mem-fraction-static 0.80 → 0.76"),
+        ("runtime", "", "--mem-fraction-static off → 0.81"),
+        ("draft_weights", "--speculative-algorithm EAGLE", "--speculative-algorithm EAGLE → off"),
+        ("host_memory", "--enable-hierarchical-cache --hicache-size 9",
+         "--enable-hierarchical-cache on → off, --hicache-size 9 → off"),
+    ],
+)  # fmt: skip
+def test_usual_remedy_comes_first_where_nothing_can_be_planned(
+    kind: CauseKind, line: str, change: str
+) -> None:
+    # As often as the cause is met by the same configuration, and once more.
+    at = Tried(flags=flags(line), cause=bare_cause(kind))
+    answer = next_step((at, at, at), BLIND)
+    assert isinstance(answer, Step)
+    assert (answer.change, answer.price) == (change, "unknown")
+
+
+def test_usual_remedies_for_memory_come_in_order_until_none_is_left() -> None:
+    # 0.42 - 0.04 would be below the lowest fraction.
+    so_far: tuple[Tried, ...] = (
+        Tried(
+            flags=flags("--mem-fraction-static 0.42 --max-running-requests 3"),
+            cause=bare_cause("runtime"),
+        ),
+    )
+    changes = []
+    while isinstance(answer := next_step(so_far, BLIND), Step):
+        changes.append(answer.change)
+        so_far += (Tried(flags=answer.flags, cause=so_far[0].cause),)
+    assert changes == [
+        "--cuda-graph-max-bs-decode off → 16",
+        "--chunked-prefill-size off → 2048",
+        "--max-running-requests 3 → 1",
+    ]
+    assert answer == Stop(reason="runtime; no other flags fit this card")
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("weights", "more cards per engine, or a smaller format"),
+        ("draft_weights", "more cards per engine, or a smaller format"),
+        ("unknown", "it came back every time"),
+    ],
+)
+def test_end_says_what_is_left_to_do(kind: CauseKind, end: str) -> None:
+    at = Tried(flags=flags(""), cause=bare_cause(kind))
+    assert next_step((at, at), BLIND) == Stop(reason=f"{kind}; {end}")
+
+
+def test_ladder_ends_after_eight_other_configurations() -> None:
+    so_far = tuple(
+        Tried(flags=flags(f"--mem-fraction-static 0.{90 - n}"), cause=bare_cause("runtime"))
+        for n in range(9)
+    )
+    assert isinstance(next_step(so_far[:8], BLIND), Step)
+    assert next_step(so_far, BLIND) == Stop(reason="runtime; 8 other configurations were tried")
+
+
+def test_two_changes_are_made_at_once_where_no_single_one_is_enough() -> None:
+    # With another fraction, MTP off leaves 24.1 GiB more and a smaller chunk some 6; 27 were
+    # lacking, and a margin is demanded.
+    line = f"--mem-fraction-static 0.70 --max-running-requests 48 --disable-radix-cache {MTP}"
+    oom = OomFigures(tried_gib=27.0, free_gib=0.0, total_gib=None, others_gib=0.0)
+    cause = replace(bare_cause("runtime"), oom=oom)
+    at = Tried(flags=flags(f"{line} --chunked-prefill-size 16384"), cause=cause)
+    on = setting()
+    answer = next_step((at,), on)
+    assert isinstance(answer, Step)
+    assert not answer.flags.has("speculative-algorithm")
+    assert answer.flags.text("chunked-prefill-size") != "16384"
+    assert headroom(plan(answer.flags, on)) - headroom(plan(at.flags, on)) >= 27.25 * 2**30
