@@ -84,6 +84,7 @@ DOORS: dict[str, set[str]] = {
     "subprocess": {ENGINES},
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
+    "http.server": {"pipeline.report.serve"},
     "time": {"pipeline.store.object_store", ENGINES, WORKER, RUN, "jobs"},
 }
 

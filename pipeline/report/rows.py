@@ -75,6 +75,11 @@ class RowFigures:
     _parts_read: set[str] = field(default_factory=set)
     _no_categories: bool = False
 
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that were read or tried."""
+        return len(self._parts_read)
+
     def read(self, folder: Folder, names: Iterable[str]) -> None:
         """Add the parts that have not been read yet."""
         for name in names:
