@@ -1,5 +1,7 @@
 """The search: what it returns fits, is ranked, and keeps to its limits."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.errors import PlanError
@@ -151,3 +153,35 @@ def test_requests_that_the_model_cannot_hold_are_refused() -> None:
     longer = ExpectedLengths(prompt_tokens=300_000, output_tokens=100)
     with pytest.raises(PlanError, match="300000 prompt and 100 output tokens"):
         search("Qwen/Qwen3.6-27B", option("b200", 1), lengths=longer)
+
+
+def test_context_covers_the_longest_request_in_whole_steps() -> None:
+    # 2 x 300 + 6000 x (1 + 6 x 0.5) = 24,600 -> 25 x 1024
+    for item in search("Qwen/Qwen3-32B", option("h200", 1)):
+        assert item.plan.settings.context_length == 25_600
+
+
+def test_context_covers_the_longest_completion_where_one_is_set() -> None:
+    # max(4 x 300, 2048) + 20,000 = 22,048 -> 22 x 1024
+    limited = replace(LENGTHS, output_limit_tokens=20_000)
+    for item in search("Qwen/Qwen3-32B", option("h200", 1), lengths=limited):
+        assert item.plan.settings.context_length == 22_528
+
+
+def test_prefix_cache_is_offered_unless_ruled_out() -> None:
+    def caches(**limits: bool) -> set[bool]:
+        plans = search("Qwen/Qwen3-32B", option("h200", 1), limits=SearchLimits(**limits))
+        return {not item.plan.settings.disable_radix_cache for item in plans}
+
+    assert caches() == {True, False}
+    assert caches(prefix_cache=False) == {False}
+
+
+def test_attention_ranks_are_offered_to_experts_with_latent_attention_alone() -> None:
+    def attention_ranks(name: str, **limits: bool) -> set[int]:
+        plans = search(name, option("b200", 8), limits=SearchLimits(mtp=False, **limits))
+        return {item.plan.settings.attention_dp_size for item in plans}
+
+    assert attention_ranks("deepseek-ai/DeepSeek-V3") == {1, 8}
+    assert attention_ranks("deepseek-ai/DeepSeek-V3", attention_dp=False) == {1}
+    assert attention_ranks("openai/gpt-oss-120b") == {1}

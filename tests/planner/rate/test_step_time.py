@@ -190,3 +190,13 @@ def test_other_vendors_reach_less_of_their_bandwidth() -> None:
     bytes_read = sum(load.bytes for load in launch.dense)
     stream = launch.speed.memory_bytes_per_s * FITTED.weight_stream * FITTED.other_vendor
     assert decode_step(launch, 1, 0).dense_s == pytest.approx(bytes_read / stream, rel=0.02)
+
+
+def test_cache_is_the_soft_maximum_of_reading_and_multiplying() -> None:
+    launch = replica(model="Qwen/Qwen3-32B", gpu="h200", num_gpus=1, tp_size=1, dtype="bf16")
+    # 20 requests x 1000 tokens x 262,144 B; 2 x 64 heads x 256 x 64 layers operations a token
+    read_s = 20 * 1000 * 262_144 / (4.8e12 * FITTED.cache_stream)
+    operations = 20 * 1000 * 2 * 64 * 256 * 64
+    multiplied_s = operations / (launch.speed.bf16_flops * FITTED.attention_gemm)
+    expected_s = (read_s**2 + multiplied_s**2) ** 0.5
+    assert decode_step(launch, 20, 1000).attention_s == pytest.approx(expected_s)
