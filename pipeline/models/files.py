@@ -70,10 +70,10 @@ def read_model(path: Path) -> ModelFiles:
         return _from_folder(path)
     if not path.exists():
         raise PlanError(f"no model config at {path}")
-    beside = (path.with_name("hf_quant_config.json"), path.with_suffix(".hf_quant.json"))
-    quant = next((_read(p) for p in beside if p.exists() and path.name != p.name), None)
-    if beside[0].exists() and path.name != "config.json":
-        quant = _read(beside[1]) if beside[1].exists() else None
+    quant_files = [path.with_suffix(".hf_quant.json")]
+    if path.name == "config.json":
+        quant_files.insert(0, path.with_name("hf_quant_config.json"))
+    quant = next((_read(file) for file in quant_files if file.exists()), None)
     return ModelFiles(config=_read(path), hf_quant=quant, checkpoint_bytes=0)
 
 

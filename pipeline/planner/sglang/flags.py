@@ -206,7 +206,7 @@ def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
 
 
 def _words(tokens: Sequence[str]) -> list[str]:
-    """Split tokens that hold a whole line, without continuation backslashes and comments."""
+    """Split tokens that are a whole line, without continuation backslashes and comments."""
     words: list[str] = []
     for token in tokens:
         if re.search(r"\s", token.strip()) and _is_line(token):

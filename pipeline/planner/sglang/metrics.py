@@ -32,7 +32,7 @@ class EngineCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Requests that an engine has and what its pools hold, summed over ranks."""
+    """Requests of an engine and the use of its pools, summed over ranks."""
 
     running: float
     queued: float

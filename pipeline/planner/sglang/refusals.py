@@ -1,6 +1,6 @@
 """Launch lines that SGLang refuses before it loads anything, and the message it prints.
 
-Each rule names the SGLang file that holds it. A rule that only some releases have reads the
+Each rule names the SGLang file that it is from. A rule that only some releases have reads the
 release table.
 """
 
