@@ -404,6 +404,17 @@ def test_vision_encoder() -> None:
     # SGLang does not read `depth`.
     assert model.vision == Vision(hidden_size=32, layers_seen_by_sglang=24, params=params)
     assert weights(model)["visual.blocks"] == params
+    # Merged 3 x 3: 288 wide.
+    merged = facts(vision_config=vision | {"spatial_merge_size": 3}).vision
+    assert isinstance(merged, Vision)
+    assert merged.params - params == 2 * (288 * 288 + 288 * 64 - 16384 - 8192)
+    for part in ({"hidden_size": 32}, {"depth": 2}):
+        unsized = facts(vision_config=part).vision
+        assert isinstance(unsized, Vision)
+        assert unsized.params == 0
+    assert facts(vision_config={"depth": 2}).vision == Vision(
+        hidden_size=1024, layers_seen_by_sglang=24, params=0
+    )
     kimi = facts(vision_config={"vt_hidden_size": 32, "vt_num_hidden_layers": 2})
     # 4 x 32 wide and merged 2 x 2: 128 -> 128; patches of 14
     params = 2 * (4096 + 2 * 32 * 128) + 2 * 128 * 128 + 32 * 3 * 196 * 2

@@ -94,6 +94,23 @@ def test_flags_that_do_not_go_together_are_told_in_the_engines_words() -> None:
     assert "not supported together with the radix cache" in cause.summary
 
 
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        ("max_total_num_tokens=9, context_len=5", "ready"),
+        ("The server is fired up and ready to roll!", "ready"),
+        ("Decode batch, #running-req: 3", "serving"),
+        ("Capture draft extend begin", "capture"),
+        ("KV Cache is allocated. #tokens: 9", "pools"),
+        ("Memory pool end. avail mem=1 GB", "pools"),
+        ("Load weight begin. avail mem=1 GB", "weights"),
+        ("something", "start"),
+    ],
+)
+def test_line_shows_the_stage_of_its_rank(line: str, stage: str) -> None:
+    assert failure_cause(f"[2026-11-12 03:14:00 TP0] {line}\n", status=1).stage == stage
+
+
 def test_exit_status_decides_where_the_log_is_silent() -> None:
     log = "[2026-11-12 03:14:00] Load weight begin. avail mem=94.12 GB\n"
     killed = failure_cause(log, status=137)
