@@ -1,4 +1,4 @@
-"""What the run's engines measured: kept by model, card, release and layout, and logged once."""
+"""Calibrations of the run's engines: kept by model, card, release and layout, logged once."""
 
 import json
 from dataclasses import replace

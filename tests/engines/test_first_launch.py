@@ -1,4 +1,4 @@
-"""What `jobs.plan` and `jobs.estimate` say of a run file is what its engines are launched with."""
+"""`jobs.plan` and `jobs.estimate` show the flags with which a run file's engines are launched."""
 
 import json
 from pathlib import Path

@@ -165,3 +165,21 @@ def test_start_that_only_burns_cpu_is_given_up_later() -> None:
     told = silences(*((0, 0, n) for n in range(12)))
     assert told[:9] == [None] * 9
     assert told[9] == 540.0
+
+
+def test_engine_starves_below_half_of_its_requests_after_two_minutes() -> None:
+    def look(running: float, in_flight: int, now_s: float) -> str | None:
+        watch = Watch(hang_timeout_s=60)
+        supply = Supply(in_flight=in_flight, waiting=1)
+        for at_s in (0.0, now_s):
+            shortage = watch.observe_starvation(
+                now_s=at_s, load=reading(running=running), supply=supply, cap=32
+            )
+        return shortage
+
+    assert look(16, 32, 120.0) is None
+    assert look(15, 32, 119.0) is None
+    assert look(15, 32, 120.0) is not None
+    # With half of the requests sent, the client has done its part.
+    assert "between client and scheduler" in str(look(15, 16, 120.0))
+    assert "rows wait to be sent" in str(look(15, 15, 120.0))

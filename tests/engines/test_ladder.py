@@ -1,4 +1,4 @@
-"""From a cause and a plan to what is tried next: every cause, in old and new wording."""
+"""The ladder after a failure: every cause, in old and new wording, with and without a plan."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -46,7 +46,7 @@ SHORT = Intervals(
 
 @dataclass(slots=True)
 class Site:
-    """One engine, one worker and what they left behind."""
+    """An engine, a worker and the files that they leave behind."""
 
     folder: LocalFolder
     config: RunFile
@@ -58,7 +58,7 @@ class Site:
     def run(self) -> None:
         asyncio.run(self.worker.run())
 
-    def told(self, event: str) -> list[str]:
+    def logged(self, event: str) -> list[str]:
         return [line for line in self.events if line.startswith(f"event={event} ")]
 
     def starts(self) -> list[str]:
@@ -136,7 +136,7 @@ def test_what_the_run_file_leaves_open_is_planned_and_the_engines_figure_is_kept
     assert "--enable-metrics" in line
     assert "--host 127.0.0.1" in line
     # The stand-in's own memory model gives fewer than were asked for: its figure is followed.
-    capped = at.told("requests_capped")
+    capped = at.logged("requests_capped")
     assert len(capped) == 1
     effective = int(capped[0].rpartition("=")[2])
     assert at.engine.max_running_requests == effective
@@ -180,13 +180,13 @@ def test_first_launch_measures_for_the_next(site: MakeSite) -> None:
     # The stand-in's weights are 4 GiB more than the planner's figure: beyond its uncertainty.
     at = site(prompts_of(4), {"weights_gib": 55.0})
     at.run()
-    off = at.told("plan_off")
+    off = at.logged("plan_off")
     assert any("weights_gib" in line and "55.00" in line for line in off)
     (kept,) = at.folder.names("calibrations")
     assert json.loads(at.folder.read(f"calibrations/{kept}"))["weights_bytes"] == 55 * 2**30
     again = site(prompts_of(4), {"weights_gib": 55.0})
     again.run()
-    assert not again.told("plan_off"), "told once for a model, card and release"
+    assert not again.logged("plan_off"), "told once for a model, card and release"
     fractions = [line.partition("--mem-fraction-static ")[2][:4] for line in at.starts()]
     assert len(fractions) == 2
 
@@ -215,7 +215,7 @@ def test_start_that_runs_out_of_memory_steps_down_and_runs(
     starts = at.starts()
     # An engine older than it says it is may refuse the flag of the first step.
     assert 2 <= len(starts) <= 3
-    step = at.told("step_down")[0]
+    step = at.logged("step_down")[0]
     assert f"cause={kind}" in step
     assert "price=" in step
     # What finally ran is what each row says, and none that failed before.
@@ -231,7 +231,7 @@ def test_model_of_memory_that_differs_from_the_planners_is_met_by_stepping(
     at = site(prompts_of(4), {"graphs_gib": 14.0})
     at.run()
     each_once(at.book, 4)
-    assert len(at.told("step_down")) >= 1
+    assert len(at.logged("step_down")) >= 1
     lines = [line.partition("--api-key ")[2].partition(" ")[2] for line in at.starts()]
     assert len(set(lines)) == len(lines), "no configuration twice"
 
@@ -252,7 +252,7 @@ def test_what_the_user_alone_can_mend_ends_the_worker_after_one_start(
     with pytest.raises(EngineError) as raised:
         at.run()
     assert "\n" not in str(raised.value)
-    assert f"cause={cause}" in at.told("given_up")[0]
+    assert f"cause={cause}" in at.logged("given_up")[0]
     assert len(at.starts()) == 1
 
 
@@ -279,7 +279,7 @@ def test_scheduler_that_dies_alone_costs_its_requests_and_nothing_else(site: Mak
     at.run()
     each_once(at.book, 60)
     assert len(at.starts()) == 2
-    assert at.told("start_again")[0].startswith("event=start_again cause=killed")
+    assert at.logged("start_again")[0].startswith("event=start_again cause=killed")
 
 
 def test_engine_that_hangs_behind_a_healthy_page_is_started_again(site: MakeSite) -> None:
@@ -295,7 +295,7 @@ def test_memory_that_runs_out_while_serving_steps_down(site: MakeSite) -> None:
     at = site(prompts_of(40), {"oom_above": 12, "slow_s": 0.4}, max_deaths_in_flight=50)
     at.run()
     each_once(at.book, 40)
-    steps = at.told("step_down")
+    steps = at.logged("step_down")
     assert steps
     assert all("cause=runtime" in line for line in steps)
     lines = [line.partition("--api-key ")[2].partition(" ")[2] for line in at.starts()]
@@ -442,7 +442,7 @@ def test_context_grows_by_what_the_chat_template_takes(site: MakeSite) -> None:
     contexts = [line.partition("--context-length ")[2].split()[0] for line in at.starts()]
     # 60 + 4,096 + 5,000, and two words of the first question: 9 times 1,024.
     assert contexts == ["8192", "9216"]
-    assert "had_tokens=8192" in at.told("context_lengthened")[0]
+    assert "had_tokens=8192" in at.logged("context_lengthened")[0]
     assert at.engine.context_length == 9216
 
 

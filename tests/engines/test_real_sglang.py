@@ -232,7 +232,7 @@ def hybrid_engine(
 def rows_and_readings(
     root: Path, flags: tuple[str, ...], num_rows: int, log: list[str]
 ) -> tuple[LocalBook, ServedEngine, list[EngineCounters]]:
-    """All rows by one worker, and the engine's counters as they were meanwhile."""
+    """Generate all rows with one worker, and read the engine's counters meanwhile."""
     book, prompts = desk_of(root, num_rows)
     engine = hybrid_engine(root, flags, log)
     readings = []
@@ -338,7 +338,7 @@ def assert_slots_hold_requests_back(
 
 
 def verified(log: str) -> tuple[int, float]:
-    """Over all steps: requests whose drafts were checked, and tokens that came of it."""
+    """Sum over all steps the requests whose drafts were verified, and the tokens kept."""
     steps = re.findall(r"Decode batch, #running-req: (\d+),.*? accept len: ([\d.]+)", log)
     requests = [int(running) for running, _ in steps]
     return sum(requests), sum(int(running) * float(length) for running, length in steps)

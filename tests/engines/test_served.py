@@ -1,4 +1,4 @@
-"""One served engine over HTTP: what it reports, and why it has to be restarted."""
+"""A served engine over HTTP: its reports, and the reasons to restart it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,6 +12,7 @@ from pipeline.engines.gpus import Card
 from pipeline.engines.health import Watch
 from pipeline.engines.served import (
     ServedEngine,
+    _mapping,
     check_engine,
     endpoint_key,
     request_timeout_s,
@@ -99,6 +100,27 @@ def test_engine_that_is_not_started_interrupts_its_requests(tmp_path: Path) -> N
     outcome = asyncio.run(endpoint(tmp_path, "http://127.0.0.1:9/v1").generate(_TRIAL))
     assert isinstance(outcome, Interruption)
     assert outcome.connection_failed
+
+
+def test_start_closes_the_client_of_the_start_before(tmp_path: Path) -> None:
+    with serving(ScriptedServer()) as server:
+        engine = endpoint(tmp_path, server.url)
+
+        async def start_again() -> None:
+            first = engine._client
+            assert first is not None
+            assert first._page_client is not None
+            await engine.start()
+            assert engine._client is not first
+            assert first._page_client is None
+
+        during(engine, start_again)
+
+
+@pytest.mark.parametrize("text", [None, "", "<html>", "[1]", "7"])
+def test_page_that_is_no_json_object_has_no_figures(text: str | None) -> None:
+    assert _mapping(text) == {}
+    assert _mapping('{"version": "0.5.23"}') == {"version": "0.5.23"}
 
 
 # -- an SGLang engine that is up

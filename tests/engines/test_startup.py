@@ -1,4 +1,4 @@
-"""One start: the command, the turn on the node, and the wait for a first answer."""
+"""A start of an engine: the command, the turn on the node, the wait for a first answer."""
 
 import asyncio
 import tempfile

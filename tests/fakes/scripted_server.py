@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the server sends; `cut` closes the connection after half of the body."""
+    """Response of the server; `cut` closes the connection after half of the body."""
 
     status: int = 200
     body: bytes = b"{}"
@@ -21,8 +21,8 @@ class Reply:
     cut: bool = False
 
 
+# Maps a request's body and its number, from 1, to the reply.
 Script = Callable[[dict[str, Any], int], Reply]
-"""From a request's body and its number (from 1) to the reply."""
 
 
 def completion_body(text: str, finish: str | None = "stop", **message: object) -> bytes:
@@ -41,7 +41,7 @@ def last_text(request: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any], number: int) -> Reply:
-    """Thinks and answers at once."""
+    """Answer at once, with some reasoning."""
     return Reply(
         body=completion_body(f"\n\nanswer to {last_text(request)}", reasoning_content="thinking")
     )

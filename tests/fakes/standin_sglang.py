@@ -45,10 +45,10 @@ USAGE = "usage: launch_server.py [-h] --model-path MODEL_PATH [--host HOST] [--p
 
 
 class State:
-    """What the process knows of itself."""
+    """State of the process."""
 
-    def __init__(self, told: dict[str, Any], flags: argparse.Namespace) -> None:
-        self.told, self.flags = told, flags
+    def __init__(self, script: dict[str, Any], flags: argparse.Namespace) -> None:
+        self.script, self.flags = script, flags
         self.lock = threading.Lock()
         self.running = 0
         self.answers = 0
@@ -73,7 +73,7 @@ def say_plain(text: str) -> None:
 # -- the start
 
 
-def parsed(argv: list[str], told: dict[str, Any]) -> argparse.Namespace:
+def parsed(argv: list[str], script: dict[str, Any]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launch_server.py", usage=USAGE, allow_abbrev=False)
     add = parser.add_argument
     for name in (
@@ -95,7 +95,7 @@ def parsed(argv: list[str], told: dict[str, Any]) -> argparse.Namespace:
         add(f"--speculative-{name}", type=int)
     newer = {"--mamba-radix-cache-strategy", "--cuda-graph-max-bs-decode"}
     older = {"--mamba-scheduler-strategy", "--cuda-graph-max-bs"}
-    for name in older if told["old"] else newer:
+    for name in older if script["old"] else newer:
         add(name)
     for name in ("--enable-metrics", "--disable-radix-cache", "--trust-remote-code",
                  "--disable-custom-all-reduce"):  # fmt: skip
@@ -105,15 +105,15 @@ def parsed(argv: list[str], told: dict[str, Any]) -> argparse.Namespace:
 
 def start(state: State) -> None:
     """The launch, line by line, with a memory model of its own."""
-    told, flags = state.told, state.flags
-    total, old = told["card_gib"], told["old"]
-    free = total - told["context_gib"] - told.get("others_gib", 0.0)
+    script, flags = state.script, state.flags
+    total, old = script["card_gib"], script["old"]
+    free = total - script["context_gib"] - script.get("others_gib", 0.0)
     die_if_told(state, "start", free)
     say("Init torch distributed begin." if old else "Init parallel begin.")
     say(f"Load weight begin. avail mem={free:.2f} GB")
-    time.sleep(told.get("load_s", 0.0))
+    time.sleep(script.get("load_s", 0.0))
     before = free
-    weights = told["weights_gib"] / flags.tp_size
+    weights = script["weights_gib"] / flags.tp_size
     die_if_told(state, "load", free)
     if weights > free:
         out_of_memory(state, 2.0, max(free, 0.1))
@@ -122,10 +122,10 @@ def start(state: State) -> None:
     if flags.speculative_algorithm:
         say(f"Load weight begin. avail mem={free:.2f} GB")
         die_if_told(state, "draft", free)
-        if told["draft_gib"] > free:
+        if script["draft_gib"] > free:
             out_of_memory(state, 1.02, free)
-        free -= told["draft_gib"]
-        say(loaded("Qwen3_5ForCausalLMMTP", free, told["draft_gib"], old))
+        free -= script["draft_gib"]
+        say(loaded("Qwen3_5ForCausalLMMTP", free, script["draft_gib"], old))
     die_if_told(state, "pool", free)
     size_pools(state, before, free)
 
@@ -136,22 +136,22 @@ def loaded(kind: str, free: float, used: float, old: bool) -> str:
 
 
 def size_pools(state: State, before: float, free: float) -> None:
-    told, flags = state.told, state.flags
+    script, flags = state.script, state.flags
     rest = free - before * (1 - flags.mem_fraction_static)
     asked = flags.max_running_requests or 48
     draft_tokens = flags.speculative_num_draft_tokens or 0
-    each = told["request_mib"] / 1024 * (1 + draft_tokens / 5)
+    each = script["request_mib"] / 1024 * (1 + draft_tokens / 5)
     state.effective = min(asked, int(rest / 2 / each)) if rest > 0 else 0
-    state.pool_tokens = int((rest - state.effective * each) * 2**20 / told["token_kib"])
+    state.pool_tokens = int((rest - state.effective * each) * 2**20 / script["token_kib"])
     if rest <= 0 or state.pool_tokens <= 0 or state.effective <= 0:
         fail(state, not_enough(state, rest))
     say(f"KV Cache is allocated. #tokens: {state.pool_tokens}, K size: {rest / 2:.2f} GB")
     state.slack_gib = before * (1 - flags.mem_fraction_static)
     say(f"Memory pool end. avail mem={state.slack_gib:.2f} GB")
-    name = "cuda graph" if told["old"] else "target decode CUDA graph"
+    name = "cuda graph" if script["old"] else "target decode CUDA graph"
     say(f"Capture {name} begin. avail mem={state.slack_gib:.2f} GB")
     die_if_told(state, "capture", state.slack_gib)
-    need = told.get("graphs_gib", 2.0)
+    need = script.get("graphs_gib", 2.0)
     if need > state.slack_gib:
         capture_failed(state, need)
     state.slack_gib -= need
@@ -167,7 +167,7 @@ def size_pools(state: State, before: float, free: float) -> None:
 
 
 def die_if_told(state: State, stage: str, free: float) -> None:
-    order = state.told.get("fail")
+    order = state.script.get("fail")
     if not order or order["at"] != stage or order.get("times", 10**6) < starts_so_far(state):
         return
     text = order["as"]
@@ -181,12 +181,12 @@ def die_if_told(state: State, stage: str, free: float) -> None:
 
 
 def starts_so_far(state: State) -> int:
-    path = state.told.get("starts")
+    path = state.script.get("starts")
     return len(Path(path).read_text().splitlines()) if path else 1
 
 
 def not_enough(state: State, rest: float) -> str:
-    if rest <= 0 and not state.told["old"]:
+    if rest <= 0 and not state.script["old"]:
         fraction = state.flags.mem_fraction_static
         return (
             f"ValueError: Loaded weights leave no GPU memory for the KV cache under "
@@ -196,8 +196,8 @@ def not_enough(state: State, rest: float) -> str:
 
 
 def oom_text(state: State, tried: float, free: float) -> str:
-    total = state.told["card_gib"]
-    if state.told["old"]:
+    total = state.script["card_gib"]
+    if state.script["old"]:
         return (
             f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried:.2f} GiB "
             f"(GPU 0; {total:.2f} GiB total capacity; 90.00 GiB already allocated; {free:.2f} GiB "
@@ -220,7 +220,7 @@ def capture_failed(state: State, tried: float) -> None:
 
 
 def fail(state: State, text: str) -> None:
-    """As a scheduler fails: its traceback, then what the parent makes of it."""
+    """Fail as a scheduler does: print its traceback, then the parent's message."""
     if text.startswith(("usage", "launch_server.py: error")):
         say_plain(text)
         os._exit(2)
@@ -256,7 +256,7 @@ class Handler(BaseHTTPRequestHandler):
             facts = {"id": "m", "max_model_len": state.flags.context_length}
             self.send_json(200, {"data": [facts]})
         elif self.path in ("/server_info", "/get_server_info") and not (
-            state.told["old"] and self.path == "/server_info"
+            state.script["old"] and self.path == "/server_info"
         ):
             self.send_json(200, server_info(state))
         else:
@@ -284,9 +284,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    told = state.told
+    script = state.script
     prompt = str(body["messages"][-1]["content"])
-    words = len(prompt.split()) + told.get("template_tokens", 0)
+    words = len(prompt.split()) + script.get("template_tokens", 0)
     if words + body["max_tokens"] > state.flags.context_length:
         return 400, {"message": f"The input ({words} tokens) is longer than the context length"}
     with state.lock:
@@ -296,7 +296,7 @@ def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if running == 1:
             say(f"Prefill batch, #new-seq: 1, #new-token: {words}, #running-req: 0, #queue-req: 0")
         serve_faults(state, prompt, running)
-        time.sleep(told["slow_s"])
+        time.sleep(script["slow_s"])
         with state.lock:
             state.answers += 1
             state.tokens += 3
@@ -320,20 +320,20 @@ def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 def serve_faults(state: State, prompt: str, running: int) -> None:
     """Whatever STANDIN tells to go wrong while serving."""
-    told = state.told
+    script = state.script
     if not state.scheduler_lives:
         time.sleep(3600)
-    if running > told.get("oom_above", 10**6):
+    if running > script.get("oom_above", 10**6):
         out_of_memory(state, 3.77, 0.9)
-    if told.get("kill_on", "\0") in prompt:
+    if script.get("kill_on", "\0") in prompt:
         scheduler_dies(state)
-    first_starts = starts_so_far(state) <= told.get("fault_starts", 10**6)
-    state.leaked_gib += told.get("leak_mib", 0) / 1024
+    first_starts = starts_so_far(state) <= script.get("fault_starts", 10**6)
+    state.leaked_gib += script.get("leak_mib", 0) / 1024
     if first_starts and state.leaked_gib > state.slack_gib:
         out_of_memory(state, 0.25, 0.1)
-    if first_starts and state.answers >= told.get("die_after", 10**9):
+    if first_starts and state.answers >= script.get("die_after", 10**9):
         scheduler_dies(state)
-    if first_starts and state.answers >= told.get("hang_after", 10**9):
+    if first_starts and state.answers >= script.get("hang_after", 10**9):
         state.has_hung = True
     if state.has_hung:
         time.sleep(3600)
@@ -343,18 +343,18 @@ def scheduler_dies(state: State) -> None:
     """The scheduler is killed; the HTTP server lives a moment longer and answers nothing."""
     state.scheduler_lives = False
     say_plain("Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT")
-    time.sleep(state.told.get("linger_s", 0.3))
+    time.sleep(state.script.get("linger_s", 0.3))
     say_plain("kill_process_tree called: parent_pid=1, include_parent=True, pid=1")
     os._exit(1)
 
 
 def server_info(state: State) -> dict[str, Any]:
     inner: dict[str, Any] = {"last_gen_throughput": 1.0}
-    if not state.told["old"]:
+    if not state.script["old"]:
         inner["effective_max_running_requests_per_dp"] = state.effective
     asked = state.flags.max_running_requests
     return {
-        "version": state.told["release"],
+        "version": state.script["release"],
         "max_running_requests": asked,
         "max_total_num_tokens": state.pool_tokens,
         "internal_states": [inner],
@@ -374,14 +374,14 @@ def metrics(state: State) -> str:
 
 
 def main(argv: list[str]) -> int:
-    told = {**DEFAULTS, **json.loads(os.environ.get("STANDIN", "{}"))}
-    if "starts" in told:
-        with Path(told["starts"]).open("a") as file:
+    script = {**DEFAULTS, **json.loads(os.environ.get("STANDIN", "{}"))}
+    if "starts" in script:
+        with Path(script["starts"]).open("a") as file:
             file.write(f"{time.time()} {' '.join(argv)}\n")
-    if told.get("silent"):
+    if script.get("silent"):
         time.sleep(3600)
-    flags = parsed(argv, told)
-    state = State(told, flags)
+    flags = parsed(argv, script)
+    state = State(script, flags)
     start(state)
     Handler.state = state
     server = ThreadingHTTPServer(("127.0.0.1", flags.port), Handler)
