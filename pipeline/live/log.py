@@ -9,11 +9,10 @@ file, whole and by rename.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from pipeline.errors import ConfigError
-from pipeline.live.drift import LengthBlock, with_span
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import RunFile
@@ -44,8 +43,6 @@ class LiveLog:
     """Readings by worker, in order of time."""
     finished: Counter[int] = field(default_factory=Counter)
     """Number of finished completions by tokens."""
-    blocks: list[LengthBlock] = field(default_factory=list)
-    """The same completions in the order in which they ended, in a few blocks."""
     running: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of requests in flight by tokens so far, by slot, as last reported."""
     cards: dict[str, str] = field(default_factory=dict)
@@ -72,7 +69,6 @@ class LiveLog:
         )
         self.readings.setdefault(worker_id, []).append(reading)
         self.finished.update(dict(span.finished))
-        self.blocks = with_span(self.blocks, span.finished)
         # A worker that replaces a dead one has its slot: the requests died with the old one.
         self.running[slot_of(worker_id)] = Counter(dict(span.running))
         self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
@@ -223,7 +219,6 @@ def write_live_log(folder: Folder, log: LiveLog) -> None:
         {
             "record": "lengths",
             "finished": sorted(log.finished.items()),
-            "blocks": [astuple(block) for block in log.blocks],
             "running": {name: sorted(counts.items()) for name, counts in log.running.items()},
         },
     ]
@@ -258,8 +253,6 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
         log.finished = Counter(dict(values["finished"]))  # type: ignore[call-overload]
         running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
         log.running = {name: Counter(dict(pairs)) for name, pairs in running.items()}
-        blocks: list[tuple[int, float, float]] = values.get("blocks", [])  # type: ignore[assignment]
-        log.blocks = [LengthBlock(count=n, tokens=t, squares=s) for n, t, s in blocks]
         return log
     if kind == "time_left":
         days = Band(**values["days"])  # type: ignore[arg-type]

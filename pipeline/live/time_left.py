@@ -30,7 +30,7 @@ _TINY = 1e-9
 # assumed: a run is interrupted about every half day, and what it costs is availability's doing
 _HOURS_BETWEEN_INTERRUPTIONS = 12.0
 # A request alone is faster than one in a full batch. assumed, where no plan tells by how much
-_TAIL_SPEEDUP = (1.0, 2.5)
+_TAIL_SPEEDUP = (1.0, 2.0)
 # Rates and lengths of the rows to come differ from those so far. measured: replayed streams
 _FUTURE_LOG_SD = 0.05
 

@@ -7,7 +7,6 @@ its rate by its readings → the time left. Without a plan the readings are used
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.live.drift import with_drift
 from pipeline.live.groups import (
     LiveGroup,
     comparable,
@@ -83,12 +82,7 @@ def run_update(
     """Return the estimate of the run from its readings; there must be at least one."""
     prior, plan = expectation.lengths, expectation.plan
     finished, in_flight = list(log.finished.elements()), list(log.running_tokens())
-    lengths = with_drift(
-        _lengths(finished, in_flight, prior),
-        log.blocks,
-        running=len(in_flight),
-        share_done=1 - rows.rows_open / max(rows.rows_total, 1),
-    )
+    lengths = _lengths(finished, in_flight, prior)
     groups = _groups(log, config, lengths, plan)
     running = in_flight if rows.rows_open else []
     completions = max(round(rows.rows_open * expectation.turns_per_row), len(running))
