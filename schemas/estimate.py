@@ -306,7 +306,7 @@ class RunUpdate:
     """Sum over all engines, before availability; None while it is unknown."""
     availability: Band
     days_left: Band | None
-    """None while it is unknown; 0 once every row has ended."""
+    """Time left; None while it is unknown, 0 once every row has ended."""
     expected_days_left: Band | None
     """Days left by the plan alone: its lengths, rates and availability."""
     usd_left: Band | None

@@ -6,9 +6,10 @@ says what it may import.
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,13 @@ DOORS: dict[str, set[str]] = {
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},
     "time": {"pipeline.store.object_store", ENGINES, WORKER, RUN, "jobs"},
+}
+
+# First words of a docstring that is a fragment rather than a sentence.
+NEITHER_NOUN_NOR_VERB = {
+    *("of", "by", "as", "at", "for", "from", "in", "on", "to", "with", "until", "upon", "within"),
+    *("what", "whether", "how", "where", "when", "why", "which", "who", "if", "so", "than", "that"),
+    *("all", "both", "each", "every", "none", "nothing", "one", "such", "those", "these", "it"),
 }
 
 MAX_FILES_IN_FOLDER = 14
@@ -222,6 +230,31 @@ def test_every_module_and_folder_says_what_it_is() -> None:
     for package in OURS:
         for file in (ROOT / package).rglob("__init__.py"):
             assert ast.get_docstring(ast.parse(file.read_text())), file
+
+
+def documented(module: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring of a module, those of attributes included."""
+    for node in ast.walk(tree(module)):
+        body = getattr(node, "body", None)
+        for before, after in pairwise(body if isinstance(body, list) else ()):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(before, ast.AnnAssign | ast.Assign) and is_text:
+                yield after.lineno, str(after.value.value)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("module", modules())
+def test_docstrings_begin_with_a_verb_or_a_noun(module: str) -> None:
+    for line, text in documented(module):
+        words = text.lower().split()
+        is_fragment = words[0].strip(".,:;") in NEITHER_NOUN_NOR_VERB or words[:2] == [
+            "the",
+            "same",
+        ]
+        assert not is_fragment, f"{module}:{line}: {text.splitlines()[0]}"
 
 
 def test_folders_hold_a_handful_of_files() -> None:

@@ -107,7 +107,7 @@ def _drawn_loss(seconds: float, lost_fraction: float, random: Random) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """When the queue is empty and when the last row ends, in tokens of one request."""
+    """Moments at which the queue is empty and the last row ends, in tokens of one request."""
 
     empty_at: float
     ends: tuple[float, ...]
