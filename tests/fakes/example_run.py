@@ -27,7 +27,6 @@ from schemas.units import SECONDS_PER_DAY
 
 BEGAN_AT_S = 1_790_000_000.0
 LIMIT = 4096
-ENGINES = ("w0", "w1", "w2")
 _SAMPLING = SamplingParams(
     temperature=0.6, top_p=0.95, top_k=20, min_p=None, presence_penalty=None,
     repetition_penalty=None, max_tokens=LIMIT, seed=7,
@@ -36,10 +35,11 @@ _SAMPLING = SamplingParams(
 
 def write_example_run(
     folder: LocalFolder, *, num_parts: int = 60, rows_a_part: int = 8, part_s: float = 120.0,
-    rows_total: int = 1000, state: str = "running",
+    rows_total: int = 1000, state: str = "running", num_engines: int = 3,
 ) -> float:  # fmt: skip
     """Fill the folder, and return the time of its last part."""
     random = Random(5)
+    engines = [f"w{number}" for number in range(num_engines)]
     folder.make()
     write_run(
         folder,
@@ -57,7 +57,8 @@ def write_example_run(
     now_s = BEGAN_AT_S
     for number in range(num_parts):
         now_s = BEGAN_AT_S + (number + 1) * part_s
-        worker = ENGINES[number % 3] + ("r1" if number % 3 == 1 and number > num_parts / 2 else "")
+        place = number % num_engines
+        worker = engines[place] + ("r1" if place == 1 and number > num_parts / 2 else "")
         rows = [_row(f"p{number}-{n}", worker, now_s, random) for n in range(rows_a_part)]
         part = stage_part(
             folder, f"{number:05d}.parquet", rows,
@@ -69,10 +70,10 @@ def write_example_run(
     )
     list_in_manifest(folder, failed)
     row_s = part_s / rows_a_part
-    _write_readings(folder, num_parts * part_s, rows_total * row_s, random)
-    _write_events(folder, num_parts * part_s)
+    _write_readings(folder, engines, num_parts * part_s, rows_total * row_s, random)
+    _write_events(folder, engines, num_parts * part_s)
     open_rows = rows_total - num_parts * rows_a_part
-    _write_live(folder, now_s, state, _days_left(open_rows * row_s))
+    _write_live(folder, engines, now_s, state, _days_left(open_rows * row_s))
     return now_s
 
 
@@ -138,7 +139,9 @@ def _days_left(seconds: float) -> Band:
     return Band(p10=0.9 * days, p50=days, p90=1.1 * days)
 
 
-def _write_readings(folder: LocalFolder, span_s: float, whole_s: float, random: Random) -> None:
+def _write_readings(
+    folder: LocalFolder, engines: list[str], span_s: float, whole_s: float, random: Random
+) -> None:
     config = run_file(folder.root).model_dump(mode="json")
     records: list[dict[str, object]] = [
         {"record": "run", "began_at_s": BEGAN_AT_S, "run_file": config},
@@ -152,7 +155,7 @@ def _write_readings(folder: LocalFolder, span_s: float, whole_s: float, random: 
         at_s = span_s * number / 20
         noted = TimeLeft(at_s=at_s, days=_days_left(whole_s - at_s))
         records.append({"record": "time_left", **asdict(noted)})
-    for place, engine in enumerate(ENGINES):
+    for place, engine in enumerate(engines):
         start_s = 40.0 + 25 * place
         while start_s < span_s:
             is_down = place == 1 and 0.5 * span_s < start_s < 0.58 * span_s
@@ -171,8 +174,8 @@ def _write_readings(folder: LocalFolder, span_s: float, whole_s: float, random: 
     folder.write_whole(READINGS_FILE, lines.encode())
 
 
-def _write_events(folder: LocalFolder, span_s: float) -> None:
-    lines = [(40.0 + 25 * n, f"event=engine_ready worker={e}") for n, e in enumerate(ENGINES)]
+def _write_events(folder: LocalFolder, engines: list[str], span_s: float) -> None:
+    lines = [(40.0 + 25 * n, f"event=engine_ready worker={e}") for n, e in enumerate(engines)]
     lines += [
         (0.50 * span_s, "event=engine_lost worker=w1 cause='CUDA out of memory <runtime>'"),
         (0.51 * span_s, "event=step_down cause=runtime change='32 requests' worker=w1"),
@@ -182,7 +185,9 @@ def _write_events(folder: LocalFolder, span_s: float) -> None:
     append_events(folder, [event for event in events if event is not None])
 
 
-def _write_live(folder: LocalFolder, now_s: float, state: str, days_left: Band) -> None:
+def _write_live(
+    folder: LocalFolder, engines: list[str], now_s: float, state: str, days_left: Band
+) -> None:
     worker = WorkerReport(
         worker_id="w0", state="running", engine="sglang", engine_release="0.5.23", in_flight=44,
         not_started=9, backing_off=0, unflushed=3, requests=900, interruptions=1, restarts=0,
@@ -191,7 +196,10 @@ def _write_live(folder: LocalFolder, now_s: float, state: str, days_left: Band) 
     live = Progress(
         session_id="s1", updated_at_s=now_s, state=state, rows_total=0, rows_done=0, rows_failed=0,  # type: ignore[arg-type]
         rows_error=0, completion_tokens=0, last_publish_s=now_s, leases_lost=0,
-        workers=(worker, replace(worker, worker_id="w1r1"), replace(worker, worker_id="w2")),
+        workers=tuple(
+            replace(worker, worker_id=f"{engine}r1" if engine == "w1" else engine)
+            for engine in engines
+        ),
         days_left=days_left,
     )  # fmt: skip
     folder.write_whole(LIVE_FILE, live.to_json().encode())

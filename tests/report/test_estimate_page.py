@@ -4,18 +4,19 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from pipeline.planner.estimate.output import estimate_json
 from pipeline.report.estimate_page import estimate_page, other_assumptions
 from schemas.estimate import Band, RunEstimate
+from tests.fakes.browser import opened
 from tests.fakes.example_estimate import EXAMPLE
-from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
+from tests.fakes.page_reading import Figure, parsed
 
-PHONE, DESK = 375, 1280
+PHONE, DESK = 390, 1280
 HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
 
 
@@ -95,32 +96,17 @@ def test_a_figure_that_differs_is_found(page: str) -> None:
         assert_figures_are_those_of_the_json(less, EXAMPLE)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_browser_shows_the_figures_requests_nothing_and_scrolls_one_way(
-    page: str, tmp_path: Path
-) -> None:
-    hostile = estimate_page(replace(EXAMPLE, model=HOSTILE))
-    wide = page.replace("<h1>", '<h1 style="width:400px">')
-    phone, desk, attacked, too_wide = browsed(
-        [(page, PHONE), (page, DESK), (hostile, PHONE), (wide, PHONE)], tmp_path
-    )
-
-    for frame, width in ((phone, PHONE), (desk, DESK), (attacked, PHONE)):
-        assert frame["inner_width"] == width
-        assert frame["scroll_width"] <= width
-        assert frame["requests"] == []
-        assert frame["scripts"] == 0
-        assert all(item["shown"] for item in frame["figures"])
-        assert_figures_are_those_of_the_json(
-            [
-                Figure(option=item["option"], path=item["path"], text=item["text"])
-                for item in frame["figures"]
-            ],
-            EXAMPLE,
-        )
-        assert_bars_are_to_scale(frame["bars"])
-    assert too_wide["scroll_width"] > PHONE
-    assert attacked["title"] == f"Estimate: {HOSTILE}"
+def test_browser_shows_the_figures_and_runs_no_text(page: str, browser: Browser) -> None:
+    with opened(browser, page) as shown:
+        for width in (PHONE, DESK):
+            shown.show(width=width)
+            assert_figures_are_those_of_the_json(shown.figures(), EXAMPLE)
+            assert_bars_are_to_scale(shown.bars())
+    with opened(browser, estimate_page(replace(EXAMPLE, model=HOSTILE)), width=PHONE) as attacked:
+        assert attacked.page.title() == f"Estimate: {HOSTILE}"
+        assert attacked.width() == PHONE
+        assert (attacked.requests, attacked.logged) == ([], [])
+        assert_figures_are_those_of_the_json(attacked.figures(), EXAMPLE)
 
 
 def assert_bars_are_to_scale(bars: list[dict[str, Any]]) -> None:

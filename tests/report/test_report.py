@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from playwright.sync_api import Browser
 
 from jobs.report import main
 from jobs.status import as_json as status_json
@@ -28,11 +29,12 @@ from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
 from schemas.estimate import Band
 from schemas.manifest import EngineRun
+from tests.fakes.browser import opened
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
 from tests.fakes.known import known
-from tests.fakes.page_reading import CHROMIUM, Figure, browsed, parsed
+from tests.fakes.page_reading import Figure, parsed
 
-PHONE, DESK = 375, 1280
+PHONE, DESK = 390, 1280
 HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"
 
 
@@ -237,33 +239,27 @@ def test_readings_that_cannot_be_read_leave_the_other_figures(tmp_path: Path) ->
     assert spoilt.figures.status.rows_done == 48
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_browser_shows_the_figures_requests_nothing_and_scrolls_one_way(
-    report: Report, tmp_path: Path
-) -> None:
-    page, hostile = report_page(report), report_page(replace(report, model=HOSTILE))
-    phone, desk, attacked = browsed([(page, PHONE), (page, DESK), (hostile, PHONE)], tmp_path)
+def test_browser_shows_the_figures_and_runs_no_text(report: Report, browser: Browser) -> None:
     values = json.loads(json.dumps(report_json(report)))
-    for frame, width in ((phone, PHONE), (desk, DESK), (attacked, PHONE)):
-        assert frame["inner_width"] == width
-        assert frame["scroll_width"] <= width
-        assert frame["requests"] == []
-        assert frame["scripts"] == 0
-        assert all(item["shown"] for item in frame["figures"])
-        assert_figures_are_those_of(
-            [Figure(option=None, path=i["path"], text=i["text"]) for i in frame["figures"]], values
-        )
-    assert attacked["title"] == f"Run: {HOSTILE}"
+    hostile = report_page(replace(report, model=HOSTILE))
+    with opened(browser, report_page(report)) as shown, opened(browser, hostile) as attacked:
+        for width in (PHONE, DESK):
+            for page in (shown, attacked):
+                page.show(width=width)
+                assert page.width() == width
+                assert_figures_are_those_of(page.figures(), values)
+        assert attacked.page.title() == f"Run: {HOSTILE}"
+        assert (attacked.requests, attacked.logged) == ([], [])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_long_plan_beside_them_leaves_headings_whole(report: Report, tmp_path: Path) -> None:
+def test_long_plan_beside_them_leaves_headings_whole(report: Report, browser: Browser) -> None:
     plan = " ".join(["--mem-fraction-static 0.91"] * 12)
     engines = tuple(replace(engine, plan=plan) for engine in report.figures.engines)
     page = report_page(replace(report, figures=replace(report.figures, engines=engines)))
-    for frame in browsed([(page, DESK), (page, 760), (page, PHONE)], tmp_path):
-        assert frame["broken_headings"] == []
-        assert frame["scroll_width"] <= frame["inner_width"]
+    with opened(browser, page) as shown:
+        for width in (DESK, 760, PHONE):
+            shown.show(width=width)
+            assert not any(shown.faults().values()), shown.faults()
 
 
 def test_cap_is_the_one_that_the_engines_reported(tmp_path: Path) -> None:
