@@ -14,8 +14,7 @@ from pipeline.engines.served import ServedEngine
 from pipeline.live.meter import Meter
 from pipeline.planner.sglang.metrics import engine_counters
 from schemas.completion import Outcome
-from schemas.live import LiveSpan
-from schemas.progress import Supply
+from schemas.progress import LiveSpan, Supply
 from schemas.prompt import Message, Request
 
 _READ_EVERY_S = 5.0

@@ -17,8 +17,7 @@ from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
 from schemas.config import RunFile
 from schemas.estimate import Band, LiveReading
-from schemas.live import LiveSpan, TimeLeft
-from schemas.progress import slot_of
+from schemas.progress import LiveSpan, TimeLeft, slot_of
 
 _MOST_READINGS = 4_000
 _FEWEST_OF_AN_ENGINE, _MOST_OF_AN_ENGINE = 4, 120

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeline.planner.sglang.metrics import EngineCounters
 from schemas.completion import Outcome, Turn
-from schemas.live import LengthCounts, LiveSpan
+from schemas.progress import LengthCounts, LiveSpan
 
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 2.0, 30.0
 # Shortest span when the engine ends.

@@ -14,8 +14,7 @@ from pipeline.report.rows import RowFigures
 from pipeline.store.journal import RunEvent
 from schemas.config import RunFile
 from schemas.estimate import Band, LiveReading
-from schemas.live import TimeLeft
-from schemas.progress import RunStatus, slot_of
+from schemas.progress import RunStatus, TimeLeft, slot_of
 from schemas.units import SECONDS_PER_DAY
 
 _NUM_STEPS = 120

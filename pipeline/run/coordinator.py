@@ -24,9 +24,8 @@ from pipeline.store.journal import append_death, read_deaths
 from pipeline.store.run_folder import LIVE_FILE
 from schemas.config import RunFile
 from schemas.estimate import Band
-from schemas.live import LiveSpan
 from schemas.manifest import CanaryVerdict, EngineRun, FailedRow, Part
-from schemas.progress import LeaseReply, Orders, Progress, WorkerReport
+from schemas.progress import LeaseReply, LiveSpan, Orders, Progress, WorkerReport
 from schemas.session import CanaryPlan, SessionPlan
 from schemas.shard import LeaseKey
 

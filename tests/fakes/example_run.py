@@ -19,9 +19,8 @@ from pipeline.store.run_folder import LIVE_FILE, READINGS_FILE
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config import RunFile
 from schemas.estimate import Band, LiveReading
-from schemas.live import TimeLeft
 from schemas.manifest import CanaryEvent, FailedRow, RunIdentity, RunRecord, Session
-from schemas.progress import Progress, WorkerReport
+from schemas.progress import Progress, TimeLeft, WorkerReport
 from schemas.prompt import Message, SamplingParams
 from schemas.units import SECONDS_PER_DAY
 

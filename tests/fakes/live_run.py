@@ -7,8 +7,8 @@ from pipeline.dataset.run_record import list_in_manifest, write_run
 from pipeline.live.log import LogKeeper
 from pipeline.store.folder import LocalFolder
 from schemas.config import RunFile
-from schemas.live import LiveSpan
 from schemas.manifest import RunIdentity, RunRecord, Session
+from schemas.progress import LiveSpan
 
 TODAY = date(2026, 11, 30)
 

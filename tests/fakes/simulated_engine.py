@@ -12,7 +12,7 @@ from random import Random
 from pipeline.live.log import LiveLog
 from pipeline.live.meter import rounded
 from pipeline.planner.lengths.shapes import LengthShape
-from schemas.live import LiveSpan
+from schemas.progress import LiveSpan
 from tests.fakes.drawn_lengths import sampled_length
 
 _SPAN_S = 30.0

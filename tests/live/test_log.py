@@ -10,7 +10,7 @@ from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log,
 from pipeline.store.folder import LocalFolder
 from schemas.config import RunFile
 from schemas.estimate import Band
-from schemas.live import TimeLeft
+from schemas.progress import TimeLeft
 from tests.fakes.live_run import run_file, span
 
 

@@ -15,8 +15,8 @@ from pipeline.report.series import (
     stepped,
 )
 from schemas.estimate import Band, LiveReading
-from schemas.live import TimeLeft
 from schemas.manifest import Part, event_line
+from schemas.progress import TimeLeft
 
 
 def part(at_s: float, rows: int = 10, tokens: int = 100, worker: str = "w0") -> Published:

@@ -16,9 +16,8 @@ from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import LIVE_FILE
 from schemas.config import RunFile
 from schemas.estimate import Band
-from schemas.live import LiveSpan
 from schemas.manifest import Part, RunIdentity, RunRecord
-from schemas.progress import Progress
+from schemas.progress import LiveSpan, Progress
 from schemas.session import SessionPlan
 from tests.fakes.example_report import worker_report
 

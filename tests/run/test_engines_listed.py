@@ -13,8 +13,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_deaths
 from pipeline.store.run_folder import DEATHS_FILE
 from schemas.config import RunFile
-from schemas.live import LiveSpan
-from schemas.progress import WorkerReport, WorkerState
+from schemas.progress import LiveSpan, WorkerReport, WorkerState
 from schemas.prompt import Prompt
 from schemas.session import SessionPlan
 from tests.fakes.desk import frozen, prompts_of
