@@ -129,10 +129,17 @@ class Meter:
         self._sums.decoded_tokens += decoded
         self._sums.prefilled_tokens += prefilled or 0.0
         if running_s > 0:
+            if not self._clock_tokens:
+                self._backdate(decoded / running_s, last[0])
             self._counted_pace = decoded / running_s
             self._clock_tokens += self._counted_pace * passed_s
 
     # -- spans
+
+    def _backdate(self, pace: float, first_s: float) -> None:
+        """Count what requests wrote before the counters were first read, at the first pace."""
+        for request in self._in_flight.values():
+            request.clock_tokens -= pace * max(first_s - request.since_s, 0.0)
 
     @property
     def is_idle(self) -> bool:

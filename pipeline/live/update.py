@@ -130,7 +130,7 @@ def run_update(
 
 
 def _lengths(finished: Sequence[int], in_flight: Sequence[int], prior: LengthModel) -> LengthModel:
-    estimate = length_estimate(finished, in_flight, prior.summary.limit_tokens)
+    estimate = length_estimate(finished, in_flight, prior.summary.limit_tokens, prior.shape)
     if estimate is None or not estimate.mean_tokens > 0:
         return prior
     source = f"{estimate.finished:,} finished and {estimate.running:,} running completions"

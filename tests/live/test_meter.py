@@ -271,3 +271,20 @@ def test_card_and_cap_are_in_the_span_and_a_short_last_span_is_dropped() -> None
     span = meter.take_last_span(0.6)
     assert span is not None
     assert (span.card, span.cap_requests, span.duration_s) == ("H200", 8, 0.6)
+
+
+def test_tokens_before_the_counters_were_first_read_count_at_the_first_pace() -> None:
+    meter = Meter()
+    meter.started(8)
+    for _ in range(4):
+        meter.note_request(100.0)
+    at = EngineCounters(
+        running_requests=4, decoded_tokens=320, prefilled_tokens=0, tokens_per_s=0,
+        accept_length=None,
+    )  # fmt: skip
+    meter.note_counters(at, 104.0)
+    meter.note_counters(replace(at, decoded_tokens=480), 106.0)
+    span = meter.take_span(106.0)
+    assert span is not None
+    # 160 tokens in 2 s are 20 tokens/s for each of the four, which have run for 6 s.
+    assert span.running == ((120, 4),)

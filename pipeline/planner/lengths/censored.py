@@ -15,7 +15,12 @@ from pipeline.errors import PlanError
 from pipeline.planner.lengths.lengths import LengthModel, nearest_log_normal_cut
 from pipeline.planner.lengths.log_normal_fit import LogNormalFit
 from pipeline.planner.lengths.shapes import LengthShape, LogNormalCut, cv_of, moment
-from pipeline.planner.lengths.survival import LengthEstimate, curve_estimate, observed_lengths
+from pipeline.planner.lengths.survival import (
+    FEW_OUTLIVE,
+    LengthEstimate,
+    curve_estimate,
+    observed_lengths,
+)
 from schemas.estimate import OutputLengths
 
 # The fit is used where its mean is within this fraction of the curve's standard error. measured on
@@ -29,16 +34,20 @@ _LEAST_FOR_A_CURVE = 50
 
 
 def length_estimate(
-    finished: Iterable[int], running: Iterable[int], limit_tokens: int
+    finished: Iterable[int],
+    running: Iterable[int],
+    limit_tokens: int,
+    prior: LengthShape | None = None,
 ) -> LengthEstimate | None:
     """Estimate the mean of all started completions; None while too few have finished.
 
-    `finished` are output lengths, `running` the tokens so far of each running request.
+    `finished` are output lengths, `running` the tokens so far of each running request. `prior`
+    fills in for what has not been seen yet.
     """
     ended = _counted("finished", finished, limit_tokens)
     observed = observed_lengths(ended, _counted("running", running, limit_tokens), limit_tokens)
-    by_curve = curve_estimate(observed)
-    if by_curve is None or not observed.running:
+    by_curve = curve_estimate(observed, prior)
+    if by_curve is None or not observed.running or (prior and by_curve.tail_share > FEW_OUTLIVE):
         return by_curve
     fit = observed.fit()
     return _agreed(by_curve, fit, limit_tokens) if fit else by_curve

@@ -12,8 +12,11 @@ from itertools import accumulate, pairwise
 
 from pipeline.planner.lengths.log_normal_fit import Counts, LogNormalFit, log_normal_fit
 from pipeline.planner.lengths.shapes import (
+    LengthShape,
     LogNormalCut,
     SampledLengths,
+    at_limit_fraction,
+    mean_remaining,
     moment_cut_at,
     survival,
 )
@@ -25,7 +28,7 @@ _LEAST_AT_RISK = 2
 # measured on replayed streams: without it the 95 % band holds 85 % after one batch
 _TAIL_ERROR = 0.3
 # assumed: while more than this share outlives the curve, finished requests cannot stand for them
-_FEW_OUTLIVE = 0.2
+FEW_OUTLIVE = 0.2
 # Quantiles of the tail that the curve's shape gets.
 _TAIL_LENGTHS = 16
 _BISECTIONS = 40
@@ -48,6 +51,8 @@ class LengthEstimate:
     running: int
     shape: SampledLengths
     """The curve with its tail."""
+    tail_share: float = 0.0
+    """Fraction of completions that outlive the curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +86,14 @@ def observed_lengths(
     )
 
 
-def curve_estimate(observed: ObservedLengths) -> LengthEstimate | None:
-    """Return the area under the curve and its tail; None while too few have finished."""
+def curve_estimate(
+    observed: ObservedLengths, prior: LengthShape | None = None
+) -> LengthEstimate | None:
+    """Return the area under the curve and its tail; None while too few have finished.
+
+    While many requests outlive the curve, the finished ones may be the short half of two kinds, so
+    the tail is also the `prior`'s.
+    """
     horizon = _horizon(observed)
     steps = _curve(observed, horizon)
     outliving = steps[-1].survival if steps else 1.0
@@ -92,8 +103,10 @@ def curve_estimate(observed: ObservedLengths) -> LengthEstimate | None:
     elif outliving > 0:
         fit = observed.fit()
         beyond = _beyond(fit, horizon, observed.limit_tokens) if fit else None
-        if beyond is None and outliving <= _FEW_OUTLIVE:
+        if beyond is None and outliving <= FEW_OUTLIVE:
             beyond = _as_long_again(horizon, observed.limit_tokens)
+        if beyond is not None and prior is not None and outliving > FEW_OUTLIVE:
+            beyond = _with_prior(beyond, prior, horizon)
     if beyond is None or not observed.finished:
         return None
     return _estimate(observed, steps, horizon, outliving, beyond)
@@ -180,13 +193,33 @@ def _beyond(fit: LogNormalFit, horizon: float, limit_tokens: int) -> _Beyond | N
     )
 
 
-def _length_at(shape: LogNormalCut, horizon: float, outliving: float) -> float:
+def _length_at(shape: LengthShape, horizon: float, outliving: float) -> float:
     """Return the length beyond the horizon that this share of all completions outlives."""
     low, high = horizon, float(shape.limit_tokens)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if survival(shape, middle) > outliving else (low, middle)
     return high
+
+
+def _with_prior(beyond: _Beyond, prior: LengthShape, horizon: float) -> _Beyond:
+    """Return the mean of this tail and the prior's, and the doubt between the two."""
+    outliving = survival(prior, horizon)
+    if outliving < 1e-9:
+        return beyond
+    lengths = tuple(
+        _length_at(prior, horizon, (place + 0.5) / _TAIL_LENGTHS * outliving)
+        for place in range(_TAIL_LENGTHS)
+    )
+    mean = mean_remaining(prior, horizon)
+    squares = math.fsum(length**2 for length in lengths) / len(lengths) - horizon**2
+    return _Beyond(
+        mean_tokens=(beyond.mean_tokens + mean) / 2,
+        squares=(beyond.squares + squares) / 2,
+        at_limit_fraction=(beyond.at_limit_fraction + at_limit_fraction(prior) / outliving) / 2,
+        mean_variance=beyond.mean_variance / 4 + ((beyond.mean_tokens - mean) / 2) ** 2,
+        lengths=tuple(sorted((*beyond.lengths, *lengths))),
+    )
 
 
 def _as_long_again(horizon: float, limit_tokens: int) -> _Beyond:
@@ -246,6 +279,7 @@ def _estimate(
         finished=observed.finished,
         running=observed.running,
         shape=_shape(observed.limit_tokens, steps, outliving, beyond),
+        tail_share=outliving,
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.planner.lengths.shapes import (
     LogNormalCut,
     binned,
     cv_of,
+    mean_remaining,
     moment,
     moment_cut_at,
     survival,
@@ -267,3 +268,29 @@ def test_prior_is_contradicted_beyond_the_95_percent_band(distance: float, weigh
     found = updated_lengths(prior, estimate, "both").summary
     assert found.mean_tokens == pytest.approx(2000 * math.exp(weight * distance))
     assert (found.cv, found.at_limit_fraction, found.source) == (1.0, 0.01, "both")
+
+
+def test_prior_fills_the_tail_while_many_outlive_the_curve() -> None:
+    # 20 short ones have ended and 80 run on at 300 tokens: four in five outlive the curve.
+    ended, running = Counter([90, 95, 100, 105, 110] * 4), Counter({300: 80})
+    prior = log_normal_cut(2500, 1.2, 32_768)
+    observed = observed_lengths(ended, running, 32_768)
+    alone, both = curve_estimate(observed), curve_estimate(observed, prior)
+    assert alone is not None
+    assert both is not None
+    assert both.tail_share == pytest.approx(0.8)
+    # Up to 300 tokens 20 x 100 / 100 + 0.8 x 300 = 260; beyond, the mean of the fit's tail and of
+    # what the prior's completions of more than 300 tokens have left.
+    fitted = (alone.mean_tokens - 260) / 0.8
+    expected = 260 + 0.8 * (fitted + mean_remaining(prior, 300)) / 2
+    assert both.mean_tokens == pytest.approx(expected)
+    found = length_estimate(ended.elements(), running.elements(), 32_768, prior)
+    assert found == both, "the fit to the short ones alone does not decide"
+
+
+def test_prior_is_silent_once_few_outlive_the_curve() -> None:
+    # 90 of 100 have ended: what the longest ten write is the curve's and its tail's.
+    ended, running = [100 + n for n in range(90)], [250] * 10
+    prior = log_normal_cut(20_000, 0.5, 32_768)
+    alone = length_estimate(ended, running, 32_768)
+    assert length_estimate(ended, running, 32_768, prior) == alone
