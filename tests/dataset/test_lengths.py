@@ -120,5 +120,5 @@ def test_column_of_anything_but_lengths_is_refused(tmp_path: Path, value: object
     config = run_file(
         tmp_path, [{"prompt": "a", "n": value}], lengths={"output_tokens_column": "n"}
     )
-    with pytest.raises(ConfigError, match=r"expected a number of tokens"):
+    with pytest.raises(ConfigError, match=r"row 1, column n: found .*expected a number of tokens"):
         expected_lengths(config)
