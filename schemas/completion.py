@@ -64,6 +64,8 @@ class Interruption:
     """Wait that the server requested."""
     connection_failed: bool = False
     """True if no HTTP answer came in time, so that the engine itself may be gone."""
+    kind: Literal["timeout", "refusal", "other"] = "other"
+    """`refusal`: the server answered with an HTTP error."""
 
 
 Outcome = Turn | Refusal | Interruption

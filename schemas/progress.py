@@ -56,6 +56,11 @@ class WorkerReport:
     restarts: int
     completion_tokens: int
     last_cause: str | None
+    retries: int = 0
+    """Requests that repeat one that was interrupted."""
+    timeouts: int = 0
+    refusals: int = 0
+    """Requests that the server answered with an HTTP error."""
     node: str | None = None
     """Host name."""
     node_id: str | None = None

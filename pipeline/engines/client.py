@@ -94,7 +94,7 @@ class ChatClient:
             raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
         except openai.APITimeoutError:
             cause = f"no answer within {self.timeout_s:.0f} s"
-            return Interruption(cause=cause, connection_failed=True)
+            return Interruption(cause=cause, connection_failed=True, kind="timeout")
         except openai.APIConnectionError as error:
             below = error.__cause__ or error
             text = str(below) or type(below).__name__
@@ -234,7 +234,9 @@ def _outcome_of_status(error: openai.APIStatusError) -> Outcome:
     text = f"HTTP {error.status_code}: {_short(_server_message(error.body) or error.message)}"
     if error.status_code in _ROWS_OWN_FAULT:
         return Refusal(kind="refused_by_engine", text=text)
-    return Interruption(cause=text, retry_after_s=_retry_after_s(error.response.headers))
+    return Interruption(
+        cause=text, retry_after_s=_retry_after_s(error.response.headers), kind="refusal"
+    )
 
 
 def _server_message(body: object) -> str | None:

@@ -6,7 +6,7 @@ from pipeline.quality.flags import LanguageOf
 from pipeline.worker.ports import Engine
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row, add_or_retry_turn, keep_flagged_turn, row_request
-from schemas.completion import Interruption, Refusal, Turn
+from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config import RunFile
 from schemas.prompt import Problem
 
@@ -20,6 +20,11 @@ class Generator:
     attempts: Attempts
     language_of: LanguageOf | None
     num_requests: int = 0
+    num_retries: int = 0
+    """Requests that repeat one that was interrupted."""
+    num_timeouts: int = 0
+    num_refusals: int = 0
+    """Requests that the server answered with an HTTP error."""
     completion_tokens: int = 0
 
     async def generate(self, row: Row) -> Problem | Interruption | None:
@@ -27,7 +32,9 @@ class Generator:
         while len(row.turns) < row.prompt.num_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
+            self.num_retries += row.attempts_at_turn > 1
             outcome = await self.engine.generate(row_request(row, self.config))
+            self._count(outcome)
             if isinstance(outcome, Interruption):
                 return outcome
             self.attempts.note_answer()
@@ -36,6 +43,15 @@ class Generator:
             elif not keep_flagged_turn(row):
                 return _problem(outcome)
         return None
+
+    def _count(self, outcome: Outcome) -> None:
+        match outcome:
+            case Interruption(kind="timeout"):
+                self.num_timeouts += 1
+            case Interruption(kind="refusal") | Refusal(kind="refused_by_engine"):
+                self.num_refusals += 1
+            case _:
+                pass
 
     def _take(self, row: Row, turn: Turn) -> None:
         self.completion_tokens += turn.completion_tokens or 0

@@ -217,7 +217,8 @@ def test_http_500_with_a_completion_in_its_body_is_no_answer(server: ScriptedSer
 
 def test_retry_after_in_seconds_and_as_a_date_is_told(server: ScriptedServer) -> None:
     reply_with(server, Reply(status=429, headers=(("retry-after", "7"),)))
-    assert interruption(ask(server.url)).retry_after_s == 7.0
+    refused = interruption(ask(server.url))
+    assert (refused.retry_after_s, refused.kind) == (7.0, "refusal")
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
     reply_with(server, Reply(status=503, headers=(("retry-after", later),)))
     waits_s = interruption(ask(server.url)).retry_after_s
@@ -276,7 +277,9 @@ def test_nobody_listening_is_an_interruption() -> None:
 
 def test_deadline_ends_a_request_that_is_never_answered(server: ScriptedServer) -> None:
     reply_with(server, Reply(body=completion_body("seven"), delay_s=3.0))
-    assert "no answer within" in interruption(ask(server.url, timeout_s=0.2)).cause
+    late = interruption(ask(server.url, timeout_s=0.2))
+    assert "no answer within" in late.cause
+    assert late.kind == "timeout"
 
 
 def test_deadline_leaves_open_whether_the_engine_lives(server: ScriptedServer) -> None:
