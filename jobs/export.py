@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from jobs.terminal import tell
+from jobs.terminal import add_log_format, tell
+from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
@@ -19,6 +20,8 @@ from schemas.quality_config import QualityConfig
 from schemas.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pipeline.export.export import Destination
     from pipeline.export.rows import Decode
     from pipeline.store.folder import Folder
@@ -34,15 +37,16 @@ _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0, or 2 when the user can fix it."""
     arguments = _parser().parse_args(argv)
-    try:
-        record = _export(arguments)
-    except PipelineError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        # The disk is full or read-only; the same command resumes once that is fixed.
-        print(f"--to {arguments.to}: {error}", file=sys.stderr)
-        return 2
+    with open_console("export", arguments.log_format) as console:
+        try:
+            record = _export(arguments, console.log)
+        except PipelineError as error:
+            console.report_error(error)
+            return 2
+        except OSError as error:
+            # The disk is full or read-only; the same command resumes once that is fixed.
+            console.report_error(ConfigError(f"--to {arguments.to}: {error}"))
+            return 2
     tell(record.to_json() if arguments.json else _text(record, arguments.to))
     return 0
 
@@ -80,10 +84,11 @@ def _parser() -> argparse.ArgumentParser:
         "--push-to-hub", metavar="USER/NAME", help="also upload DEST, with the token in HF_TOKEN"
     )
     parser.add_argument("--json", action="store_true", help="print export.json")
+    add_log_format(parser)
     return parser
 
 
-def _export(arguments: argparse.Namespace) -> ExportRecord:
+def _export(arguments: argparse.Namespace, log: "Callable[[str], None]") -> ExportRecord:
     # Check the options before the imports below, which need a second.
     options = _options(arguments)
     from pipeline.dataset.frozen import schema_from_text
@@ -106,21 +111,23 @@ def _export(arguments: argparse.Namespace) -> ExportRecord:
         folder=folder,
         run=run,
         parts=tuple(manifest.parts.values()),
-        form=form_of(options, carried, _decoder(options, run)),
+        form=form_of(options, carried, _decoder(options, run, log)),
     )
     destination = _destination(arguments, folder)
     if arguments.push_to_hub:
         check_push(destination.store, arguments.push_to_hub)
-    record = export(source, options, destination, _log)
+    record = export(source, options, destination, log)
     if destination.store.size_bytes(RECORD_FILE) is None:
         text = card(run, record, options, row_facts(source), manifest.engines)
         commit(record, text, destination)
     if arguments.push_to_hub:
-        push(destination.store, arguments.push_to_hub, log=_log)
+        push(destination.store, arguments.push_to_hub, log=log)
     return record
 
 
-def _decoder(options: ExportOptions, run: RunRecord) -> "Decode | None":
+def _decoder(
+    options: ExportOptions, run: RunRecord, log: "Callable[[str], None]"
+) -> "Decode | None":
     """Find the tokenizer that checks token rows; None for other formats, and without one."""
     from pipeline.models.tokenizer import model_text_decoder
 
@@ -133,7 +140,7 @@ def _decoder(options: ExportOptions, run: RunRecord) -> "Decode | None":
             f"cache on this machine"
         )
     if decode is None:
-        _log("event=warning found no tokenizer: token ids are not compared with the text")
+        log("event=warning found no tokenizer: token ids are not compared with the text")
     return decode
 
 
@@ -227,10 +234,6 @@ def _with_policy(options: ExportOptions, drop: str | None, run: RunRecord) -> Ex
 
 
 # -- output
-
-
-def _log(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _text(record: ExportRecord, where: str) -> str:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs import canary as canary_findings
+from jobs.next_commands import canary_commands, next_commands, resume_command
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
-from jobs.terminal import display, log
+from jobs.terminal import add_log_format
+from pipeline.console.console import open_console
 from pipeline.errors import (
     ConfigError,
     CoordinatorLostError,
@@ -26,8 +28,10 @@ from pipeline.planner.estimate.figures import duration
 from schemas.config import RunFile, is_url, read_run_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from jobs.next_commands import NextCommand
+    from pipeline.console.console import LogConsole
     from pipeline.run.driver import SessionEnd
     from pipeline.run.dry_run import DryRun
     from pipeline.run.session import Prepared
@@ -43,17 +47,19 @@ _EXAMPLE_CHARACTERS = 240
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Exit status: 0 done, 2 the user can fix it, 3 error rows or a bad canary."""
     arguments = _parser().parse_args(argv)
-    try:
-        config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
-        if arguments.dry_run:
-            return _dry_run(config, as_json=arguments.json)
-        return _run(config, arguments)
-    except CoordinatorLostError as error:
-        print(error, file=sys.stderr)
-        return WITH_ERRORS
-    except PipelineError as error:
-        print(error, file=sys.stderr)
-        return USER_CAN_FIX
+    with open_console("driver", arguments.log_format) as console:
+        try:
+            config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
+            if arguments.dry_run:
+                return _dry_run(config, arguments, console)
+            return _run(config, arguments, console)
+        except CoordinatorLostError as error:
+            _log_resume(console, arguments)
+            console.report_error(error)
+            return WITH_ERRORS
+        except PipelineError as error:
+            console.report_error(error)
+            return USER_CAN_FIX
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         help="continue with the shares that the first rows have; limits apply from there",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    add_log_format(parser)
     return parser
 
 
@@ -133,7 +140,7 @@ def _absolute(path: str) -> str:
 # -- the run
 
 
-def _run(config: RunFile, arguments: argparse.Namespace) -> int:
+def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") -> int:
     # Ray, datasets and openai need seconds to import; mistakes in the run file are reported before.
     from pipeline.engines.served import check_engine
     from pipeline.run.session import SessionOptions, prepare
@@ -143,7 +150,8 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
 
     check_engine(config)
     _check_quality(config)
-    _check_events(config)
+    log = console.log
+    _check_events(config, log)
     _check_folders_apart(config)
     exit_on_signals(log)
     folder = open_folder(config.output.folder)
@@ -167,10 +175,11 @@ def _run(config: RunFile, arguments: argparse.Namespace) -> int:
         )
         from pipeline.run.driver import drive
 
-        end = drive(folder, prepared, is_lost, display, log)
+        end = drive(folder, prepared, is_lost, console.display, log)
         if end.kind == "canary_failed":
-            return _print_canary(folder, prepared, as_json=arguments.json)
+            return _print_canary(folder, prepared, arguments)
         if end.kind == "stopped":
+            _log_resume(console, arguments)
             return 128 + end.signal
         return _print_summary(folder, end, arguments)
 
@@ -182,7 +191,7 @@ def _check_quality(config: RunFile) -> None:
         check_language_detector()
 
 
-def _check_events(config: RunFile) -> None:
+def _check_events(config: RunFile, log: "Callable[[str], None]") -> None:
     from pipeline.report.webhook import webhook_of
 
     webhook_of(config.events, log)
@@ -218,13 +227,18 @@ def _make_folder(folder: "Folder") -> None:
         ) from None
 
 
-def _print_canary(folder: "Folder", prepared: "Prepared", *, as_json: bool) -> int:
+def _log_resume(console: "LogConsole", arguments: argparse.Namespace) -> None:
+    console.log(f"event=next command={resume_command(arguments)!r} why='resume'")
+
+
+def _print_canary(folder: "Folder", prepared: "Prepared", arguments: argparse.Namespace) -> int:
     """Print what the canary found. Its rows stay published."""
     found = canary_findings.findings(folder, prepared.plan.config, prepared.excesses)
-    if as_json:
+    if arguments.json:
         print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
     else:
         print(canary_findings.text(found))
+        print(*_next_lines(canary_commands(arguments, folder.where)), sep="\n")
     return WITH_ERRORS
 
 
@@ -236,16 +250,18 @@ def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Name
     from pipeline.dataset.parts import example_completion
     from pipeline.dataset.run_record import read_manifest
     from pipeline.report.status import run_status
+    from pipeline.store.run_folder import REPORT_FILE
 
     status, manifest = run_status(folder, now_s=time.time()), read_manifest(folder)
     generated = sum(part.completion_tokens for part in manifest.session_parts)
     tokens_per_s = generated / end.wall_s if end.wall_s else None
     example = example_completion(folder)
     flags = _flag_counts(manifest.parts.values())
+    report, commands = folder.place(REPORT_FILE), next_commands(status, arguments)
     if arguments.json:
         values = {**status_as_json(status), "wall_s": end.wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": folder.place("data"), "causes": end.causes, "example": example}
-        values |= {"flags": flags}
+        values |= {"flags": flags, "report": report, "next": commands}
         print(json.dumps(values, indent=1, default=str))
     else:
         print(_summary(status, end.wall_s, tokens_per_s, folder.place("data")))
@@ -256,6 +272,8 @@ def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Name
             print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
             print(*(f"cause      {cause}" for cause in dict.fromkeys(end.causes)), sep="\n")
         print(_example_text(example))
+        print(f"report     {report}")
+        print(*_next_lines(commands), sep="\n")
     return _exit_status(status, accept_errors=arguments.accept_errors)
 
 
@@ -266,6 +284,11 @@ def _exit_status(status: "RunStatus", *, accept_errors: bool) -> int:
 
 def _num_unfinished(status: "RunStatus") -> int:
     return status.rows_total - status.rows_done - status.rows_failed
+
+
+def _next_lines(commands: "Iterable[NextCommand]") -> "Iterator[str]":
+    for each in commands:
+        yield f"next       {each['command']}   # {each['why']}"
 
 
 def _flag_counts(parts: "Iterable[Part]") -> dict[str, int]:
@@ -306,7 +329,7 @@ def _cut(text: str) -> str:
 # -- the dry run
 
 
-def _dry_run(config: RunFile, *, as_json: bool) -> int:
+def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") -> int:
     """Read and check everything, count rows and prompt tokens; start and write nothing."""
     from pipeline.engines.served import check_engine
     from pipeline.run.dry_run import dry_run
@@ -314,13 +337,13 @@ def _dry_run(config: RunFile, *, as_json: bool) -> int:
 
     check_engine(config)
     _check_quality(config)
-    _check_events(config)
+    _check_events(config, console.log)
     folder = open_folder(config.output.folder)
     if folder.is_remote:
         # This only checks that the bucket exists.
         _make_folder(folder)
     counts = dry_run(config, folder)
-    print(json.dumps(asdict(counts), indent=1) if as_json else _dry_run_text(config, counts))
+    print(json.dumps(asdict(counts), indent=1) if arguments.json else _dry_run_text(config, counts))
     return DONE
 
 

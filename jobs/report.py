@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from jobs.terminal import RUN_FOLDER, about_a_run, log, tell
+from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.console.console import open_console
 from pipeline.errors import ConfigError
 from pipeline.report.page import report_page
 from pipeline.report.report import report_json, run_report
@@ -58,7 +59,10 @@ def _serve(folder: Folder, arguments: argparse.Namespace) -> int:
     page = LivePage(folder, time.time)
     try:
         page.render()
-        with PageServer(page.render, port=arguments.port or 0, log=log) as server:
+        with (
+            open_console("report") as console,
+            PageServer(page.render, port=arguments.port or 0, log=console.log) as server,
+        ):
             tell(server.url)
             server.serve_forever()
     except KeyboardInterrupt:

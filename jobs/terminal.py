@@ -1,93 +1,33 @@
-"""Output of a command on the terminal: the answer, one line of error, the log and the progress.
+"""Output of a command: its answer, or one line of error.
 
-The door to tqdm. Heavy imports load inside the functions, so that --help stays quick.
+Heavy imports load inside the functions, so that --help stays quick.
 """
 
 import os
 import sys
-import time
-from collections import deque
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from pipeline.console.console import LogFormat
 from pipeline.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    import argparse
+    from collections.abc import Callable
 
-    from pipeline.run.driver import Show
     from pipeline.store.folder import Folder
-    from schemas.progress import Progress
 
 RUN_FOLDER = "the run's output.folder: a path, or s3://bucket/path"
 
-_PLAIN_PROGRESS_S = 10.0
-_RATE_WINDOW_S = 60.0
 
-
-def log(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
-def display(rows_total: int, rows_done: int) -> "AbstractContextManager[Show]":
-    """Show a bar of published rows on a terminal, a log line at intervals elsewhere."""
-    return _bar(rows_total, rows_done) if sys.stderr.isatty() else _lines()
-
-
-@contextmanager
-def _lines() -> "Iterator[Show]":
-    rates: deque[tuple[float, int]] = deque()
-    last_line_s = time.monotonic()
-
-    def show(progress: "Progress", events: list[str]) -> None:
-        nonlocal last_line_s
-        for event in events:
-            log(event)
-        now_s = time.monotonic()
-        _note_rate(rates, now_s, progress)
-        if now_s - last_line_s >= _PLAIN_PROGRESS_S:
-            last_line_s = now_s
-            log(f"event=progress {_progress_text(progress, rates)}")
-
-    yield show
-
-
-@contextmanager
-def _bar(rows_total: int, rows_done: int) -> "Iterator[Show]":
-    from tqdm import tqdm
-
-    rates: deque[tuple[float, int]] = deque()
-    with tqdm(total=rows_total, initial=rows_done, unit="row", smoothing=0.05) as bar:
-
-        def show(progress: "Progress", events: list[str]) -> None:
-            for event in events:
-                bar.write(event, file=sys.stderr)
-            _note_rate(rates, time.monotonic(), progress)
-            bar.set_postfix_str(_progress_text(progress, rates).partition(" ")[2], refresh=False)
-            bar.update(progress.rows_done - bar.n)
-            bar.refresh()
-
-        yield show
-
-
-def _note_rate(rates: deque[tuple[float, int]], now_s: float, progress: "Progress") -> None:
-    rates.append((now_s, sum(worker.completion_tokens for worker in progress.workers)))
-    while rates[0][0] < now_s - _RATE_WINDOW_S:
-        rates.popleft()
-
-
-def _progress_text(progress: "Progress", rates: deque[tuple[float, int]]) -> str:
-    from pipeline.live.output import time_left
-
-    (first_s, first_tokens), (last_s, last_tokens) = rates[0], rates[-1]
-    tokens_per_s = max(0, last_tokens - first_tokens) / max(last_s - first_s, 1e-3)
-    in_flight = sum(worker.in_flight for worker in progress.workers)
-    return (
-        f"rows={progress.rows_done}/{progress.rows_total} tokens_per_s={tokens_per_s:.0f} "
-        f"in_flight={in_flight} errors={progress.rows_error} failed={progress.rows_failed}"
-        + (f" time_left='{time_left(progress.days_left)}'" if progress.days_left else "")
+def add_log_format(parser: "argparse.ArgumentParser") -> None:
+    """Add the option that chooses the form of the log."""
+    parser.add_argument(
+        "--log-format",
+        choices=get_args(LogFormat),
+        default="auto",
+        help="log on stderr: sentences on a terminal and event=… key=value lines elsewhere "
+        "(auto, the default), always lines, or JSON lines",
     )
 
 

@@ -32,6 +32,7 @@ EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 REPORT = "pipeline.report"
+CONSOLE = "pipeline.console"
 WORKER = "pipeline.worker"
 RUN = "pipeline.run"
 PLANNER = {CARDS, SGLANG, MEMORY, LENGTHS, RATE, ESTIMATE}
@@ -56,10 +57,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT: {LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
+    CONSOLE: {LIVE, STORE},
     WORKER: {QUALITY, DATASET},
-    RUN: {WORKER, ENGINES, REPORT, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
+    RUN: {
+        *(WORKER, ENGINES, REPORT, CONSOLE, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
+        *PLANNER,
+    },
     "jobs": {
-        *(RUN, ENGINES, REPORT, LIVE, EXPORT, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
+        *(RUN, ENGINES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
         *PLANNER,
     },
 }  # fmt: skip
@@ -72,7 +77,7 @@ DOORS: dict[str, set[str]] = {
     "anyio": {ENGINES},
     "datasets": {DATASET},
     "pyarrow": {"schemas.completion", STORE, DATASET, EXPORT, "pipeline.report.rows", RUN},
-    "tqdm": {"jobs.terminal"},
+    "rich": {"pipeline.console.console"},
     "pydantic": {"schemas"},
     "pydantic_core": {"schemas"},
     "yaml": {"schemas"},
@@ -86,7 +91,7 @@ DOORS: dict[str, set[str]] = {
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},
-    "time": {"pipeline.store.object_store", ENGINES, WORKER, RUN, "jobs"},
+    "time": {"pipeline.store.object_store", CONSOLE, ENGINES, WORKER, RUN, "jobs"},
 }
 
 # First words of a docstring that is a fragment rather than a sentence.

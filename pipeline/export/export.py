@@ -75,7 +75,8 @@ def export(
         return finished
     _prepare(destination, fingerprint)
     index = index_rows(source, options)
-    log(f"event=indexed rows={index.num_rows} dropped={json.dumps(index.dropped())}")
+    dropped = json.dumps(index.dropped(), separators=(",", ":"))
+    log(f"event=indexed rows={index.num_rows} dropped={dropped}")
     bytes_per_row = estimated_row_bytes(source, index)
     buckets = cut_buckets(index, options, bytes_per_row)
     files = _read_journal(destination)

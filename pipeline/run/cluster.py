@@ -66,6 +66,8 @@ class Cluster:
     """Reasons why engines were abandoned, one line each."""
     progress: Progress | None = None
     """The coordinator's last answer."""
+    dashboard: str | None = None
+    """Address of Ray's dashboard; None for a Ray of the run's own, which has none."""
     _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
     """Nodes on which each worker has died."""
@@ -242,12 +244,12 @@ class Cluster:
 @contextlib.contextmanager
 def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
     """Connect to Ray, or start one here, and start the coordinator. All ends with the block."""
-    _connect(plan.config)
+    dashboard = _connect(plan.config)
     try:
         # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
         coordinator: Any = ray.remote(Coordinator).options(**options).remote(plan, row_states)
-        cluster = Cluster(plan=plan, coordinator=coordinator)
+        cluster = Cluster(plan=plan, coordinator=coordinator, dashboard=dashboard)
         try:
             yield cluster
         finally:
@@ -259,13 +261,13 @@ def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-def _connect(config: RunFile) -> None:
+def _connect(config: RunFile) -> str | None:
+    """Join the cluster, or start a Ray here. Return the address of its dashboard."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     if address:
-        _join(address)
-        return
+        return _join(address)
     engine = config.engine
     ray.init(
         address="local",
@@ -275,11 +277,12 @@ def _connect(config: RunFile) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+    return None
 
 
-def _join(address: str) -> None:
+def _join(address: str) -> str | None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        joined = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         hint = (
             ""
@@ -289,6 +292,7 @@ def _join(address: str) -> None:
         raise ConfigError(
             f"cluster.address: cannot join the Ray cluster at {address}: {error}{hint}"
         ) from None
+    return f"http://{joined.dashboard_url}" if joined.dashboard_url else None
 
 
 @contextlib.contextmanager

@@ -6,11 +6,12 @@ Invariant: a session ends in exactly one way, which the observer notes before th
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
+from pipeline.console.commands import command
+from pipeline.console.progress import Display, Show
 from pipeline.dataset.run_record import read_manifest
 from pipeline.errors import DriverLostError, EngineError
 from pipeline.live.eta import LiveEta
@@ -20,15 +21,12 @@ from pipeline.run.cluster import Cluster, open_cluster
 from pipeline.run.session import Prepared
 from pipeline.run.signals import catch_signals
 from pipeline.store.folder import Folder
+from pipeline.store.run_folder import REPORT_FILE
 from schemas.estimate import Band
 from schemas.progress import Progress
 
 Log = Callable[[str], None]
 EndKind = Literal["done", "failed", "stopped", "canary_failed"]
-Show = Callable[[Progress, list[str]], None]
-"""Shows the progress and the log lines since the last time."""
-Display = Callable[[int, int], AbstractContextManager[Show]]
-"""Opens a display for a total and a number of rows that are done."""
 
 _WORSE_THAN_LIMITS = "the first rows are worse than the limits"
 
@@ -99,13 +97,14 @@ def _generate(
     display: Display,
     log: Log,
 ) -> SessionEnd:
-    began_s, session, config = time.monotonic(), prepared.session, prepared.plan.config
+    began_s, config = time.monotonic(), prepared.plan.config
     eta = LiveEta(folder=folder, config=config, today=datetime.now(UTC).date())
     opened = open_cluster(prepared.plan, bytes(prepared.row_states))
     with observer.watching(config), opened as cluster, eta.working():
+        _log_where_to_look(log, folder, cluster.dashboard)
         signals = catch_signals()
         cluster.hire_all()
-        with display(session.rows_total, session.rows_done) as show:
+        with display() as show:
             kind = follow(cluster, signals, is_lost, _both(show, observer.see), eta)
         if kind in ("stopped", "canary_failed") or folder.is_remote:
             cluster.drain(config.cluster.drain_timeout_s)
@@ -149,6 +148,12 @@ def follow(
             return "failed"
 
 
+def _log_where_to_look(log: Log, folder: Folder, dashboard: str | None) -> None:
+    status = command("jobs.status", folder.where, "--watch")
+    address = dashboard or "none, because this Ray is the run's own"
+    log(f"event=look report={folder.place(REPORT_FILE)!r} status={status!r} dashboard={address!r}")
+
+
 def _both(first: Show, second: Show) -> Show:
     def show(progress: Progress, events: list[str]) -> None:
         first(progress, events)
@@ -181,8 +186,8 @@ def _log_stop(
     log(f"event=stopped by={name} rows_done={rows_done} rows_total={prepared.session.rows_total}")
     if final is None:
         log(
-            "the coordinator did not answer: rows finished since then may be lost; "
-            "the same command resumes"
+            "event=unpublished the coordinator did not answer: rows finished since then may be "
+            "lost; the same command resumes"
         )
     else:
-        log("every finished row is published; the same command resumes")
+        log("event=published every finished row is published; the same command resumes")

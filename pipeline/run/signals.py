@@ -10,7 +10,7 @@ def exit_on_signals(log: Callable[[str], None]) -> None:
     """Exit at once and release the folder: until engines run there is nothing to drain."""
 
     def leave(number: int, _: object) -> None:
-        log(f"event=stopped by={signal.Signals(number).name}; nothing was started")
+        log(f"event=stopped by={signal.Signals(number).name} nothing was started")
         raise SystemExit(128 + number)
 
     for number in _STOP_SIGNALS:

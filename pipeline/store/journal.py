@@ -6,11 +6,11 @@ The coordinator writes deaths, which decide which rows are suspects.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from pipeline.store.event_line import event_line
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import DEATHS_FILE, EVENTS_FILE
 
@@ -19,7 +19,6 @@ RowName = tuple[str, int]
 
 _MAX_EVENTS = 5_000
 _MAX_CHARACTERS = 400
-_FIELD = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +34,17 @@ class RunEvent:
 
 def event_of(line: str, *, now_s: float) -> RunEvent | None:
     """Parse a line `event=kind key=value …`; None for any other line."""
-    fields = dict(_FIELD.findall(line))
-    kind = fields.get("event")
-    if kind is None or not line.startswith("event="):
+    parsed = event_line(line)
+    if parsed.kind is None:
         return None
-    rest = line.removeprefix(f"event={kind}").strip()
-    return RunEvent(kind=kind, at_s=now_s, worker=fields.get("worker"), text=rest[:_MAX_CHARACTERS])
+    worker = parsed.fields.get("worker")
+    rest = line.removeprefix(f"event={parsed.kind}").strip()
+    return RunEvent(
+        kind=parsed.kind,
+        at_s=now_s,
+        worker=None if worker is None else str(worker),
+        text=rest[:_MAX_CHARACTERS],
+    )
 
 
 def append_events(folder: Folder, events: Sequence[RunEvent]) -> None:

@@ -1,7 +1,6 @@
 """The command around a session: paths, the summary and its exit status."""
 
 import json
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,8 @@ END = SessionEnd(kind="failed", causes=("no GPU", "no GPU"), wall_s=100.0)
 
 
 def summary(folder: Path, *, as_json: bool = False, accept_errors: bool = False) -> int:
-    arguments = Namespace(json=as_json, accept_errors=accept_errors)
+    arguments = regenerate._parser().parse_args(["run.yaml"])
+    arguments.json, arguments.accept_errors = as_json, accept_errors
     return regenerate._print_summary(LocalFolder(folder), END, arguments)
 
 
@@ -105,6 +105,10 @@ def test_unfinished_run_exits_with_3_and_names_each_cause_once(
     assert "unfinished " in shown
     assert shown.count("no GPU") == 1
     assert f"data set   {tmp_path}/data (2 parts)" in shown
+    report, resume = shown.splitlines()[-2:]
+    assert report == f"report     {tmp_path}/report.html"
+    assert resume.startswith("next       ")
+    assert " -m jobs.regenerate run.yaml   # resume: " in resume
 
 
 def test_summary_as_json_counts_this_sessions_tokens_over_its_time(
@@ -119,6 +123,9 @@ def test_summary_as_json_counts_this_sessions_tokens_over_its_time(
     assert values["tokens_per_s"] == values["completion_tokens"] / 100.0
     assert list(values["flags"].values()) == sorted(values["flags"].values(), reverse=True)
     assert values["data"] == f"{tmp_path}/data"
+    assert values["report"] == f"{tmp_path}/report.html"
+    (command,) = values["next"]
+    assert command["command"].endswith(f" -m jobs.export {tmp_path} --to {tmp_path}-export")
 
 
 @pytest.mark.parametrize(

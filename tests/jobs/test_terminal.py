@@ -1,4 +1,4 @@
-"""Output of commands: progress on a terminal and in a log, and answers that nobody reads."""
+"""Output of commands: answers that nobody reads, and one line for an error."""
 
 import subprocess
 import sys
@@ -9,92 +9,7 @@ import pytest
 from jobs import terminal
 from pipeline.errors import ConfigError, PlanError
 from pipeline.store.folder import Folder
-from schemas.estimate import Band
-from schemas.progress import Progress
-from tests.fakes.example_report import run_progress, worker_report
 from tests.fakes.running import ROOT
-
-
-@pytest.fixture
-def clock_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replaces the clock by a number."""
-    now = [1000.0]
-    monkeypatch.setattr("jobs.terminal.time.monotonic", lambda: now[0])
-    return now
-
-
-def progress(rows_done: int, *tokens: int, days_left: Band | None = None) -> Progress:
-    workers = [
-        worker_report(f"w{number}", completion_tokens=count, in_flight=3)
-        for number, count in enumerate(tokens)
-    ]
-    return run_progress(
-        *workers, rows_done=rows_done, rows_error=2, rows_failed=1, days_left=days_left
-    )
-
-
-def lines(text: str) -> list[str]:
-    """Return the log lines without their time."""
-    return [line.partition(" ")[2] for line in text.splitlines()]
-
-
-def test_log_shows_events_at_once_and_progress_at_intervals(
-    clock_s: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with terminal.display(100, 0) as show:
-        show(progress(0, 0, 0), ["event=engine_ready"])
-        clock_s[0] += 9.9
-        show(progress(5, 500, 490), [])
-        assert lines(capsys.readouterr().err) == ["event=engine_ready"]
-        clock_s[0] += 0.1
-        # 600 and 400 tokens in 10 s.
-        show(progress(7, 600, 400), ["event=x"])
-        assert lines(capsys.readouterr().err) == [
-            "event=x",
-            "event=progress rows=7/100 tokens_per_s=100 in_flight=6 errors=2 failed=1",
-        ]
-        clock_s[0] += 9.9
-        show(progress(8, 600, 400), [])
-        assert capsys.readouterr().err == ""
-
-
-def test_rate_is_that_of_the_last_minute_and_never_negative(
-    clock_s: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with terminal.display(100, 0) as show:
-        for tokens in (0, 9000, 12000):
-            show(progress(1, tokens), [])
-            clock_s[0] += 35.0
-        # 0 s is out of the window at 70 s: 3,000 tokens in 35 s.
-        assert "tokens_per_s=86 " in lines(capsys.readouterr().err)[-1]
-        # A worker that was replaced counts from 0.
-        show(progress(1, 10), [])
-        assert "tokens_per_s=0 " in lines(capsys.readouterr().err)[-1]
-
-
-def test_time_left_is_shown_once_it_is_known(
-    clock_s: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with terminal.display(100, 0) as show:
-        clock_s[0] += 10.0
-        show(progress(1, 0, days_left=Band(p10=1.0, p50=2.0, p90=3.0)), [])
-    (line,) = lines(capsys.readouterr().err)
-    assert line.endswith(" time_left='2.0 days (1.0-3.0)'")
-
-
-def test_bar_counts_rows_and_shows_events_above(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with terminal.display(100, 40) as show:
-        show(progress(45, 100), ["event=engine_ready"])
-    shown = capsys.readouterr().err
-    assert "event=engine_ready" in shown
-    assert "45/100" in shown
-    assert "in_flight=3 errors=2 failed=1" in shown
-
-
-# -- answers
 
 
 def test_reader_that_closes_the_pipe_is_no_error() -> None:

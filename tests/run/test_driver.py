@@ -1,6 +1,8 @@
 """The driver without Ray: how a session ends, and what stops it."""
 
+import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.console.commands import command
+from pipeline.console.console import LogConsole, open_console
 from pipeline.errors import DriverLostError, EngineError
 from pipeline.live.eta import LiveEta
 from pipeline.quality.canary import Excess
@@ -18,6 +22,7 @@ from pipeline.run import driver
 from pipeline.run.driver import SessionEnd, follow
 from pipeline.run.session import SessionOptions, prepare
 from pipeline.run.signals import catch_signals, exit_on_signals
+from pipeline.store.event_line import EventLine, event_line
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
 from schemas.config import RunFile
@@ -136,6 +141,7 @@ class RecordedCluster(ScriptedCluster):
 
     calls: list[str] = field(default_factory=list)
     answers_at_end: bool = True
+    dashboard: str | None = None
 
     @property
     def progress(self) -> Progress:
@@ -166,7 +172,13 @@ Drive = Callable[..., Driven]
 def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """Drives a session of ten rows: `driven(cluster, rows_done=10)`."""
 
-    def run(cluster: RecordedCluster, *, signals: tuple[int, ...] = (), **changes: Any) -> Driven:  # noqa: ANN401 - fields of Prepared
+    def run(
+        cluster: RecordedCluster,
+        *,
+        signals: tuple[int, ...] = (),
+        console: LogConsole | None = None,
+        **changes: Any,  # noqa: ANN401 - fields of Prepared
+    ) -> Driven:
         prompts, folder = tmp_path / "p.jsonl", LocalFolder(tmp_path / "out")
         prompts.write_text("".join(f'{{"prompt": "question {n}"}}\n' for n in range(10)))
         folder.make()
@@ -179,9 +191,9 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drive:
         prepared = replace(prepared, session=session, **changes)
         monkeypatch.setattr(driver, "open_cluster", lambda *_: nullcontext(cluster))
         monkeypatch.setattr(driver, "catch_signals", lambda: list(signals))
-        end = driver.drive(
-            folder, prepared, never, lambda total, done: nullcontext(ignore), lines.append
-        )
+        display = console.display if console else lambda: nullcontext(ignore)
+        log = console.log if console else lines.append
+        end = driver.drive(folder, prepared, never, display, log)
         events = [event for event in read_events(folder) if event.kind.startswith("run_")]
         return Driven(end, lines, [(event.kind, event.text) for event in events])
 
@@ -198,6 +210,63 @@ def test_finished_session_is_closed_as_done_and_not_drained(driven: Drive) -> No
     assert any(line.startswith("event=session rows=10 done=0 folder=") for line in found.lines)
 
 
+@pytest.mark.parametrize(
+    ("dashboard", "shown"),
+    [
+        ("http://10.0.0.1:8265", "http://10.0.0.1:8265"),
+        (None, "none, because this Ray is the run's own"),
+    ],
+)
+def test_start_logs_where_report_status_and_dashboard_are(
+    driven: Drive, dashboard: str | None, shown: str
+) -> None:
+    cluster = RecordedCluster([replace(BEGUN, rows_done=10)], dashboard=dashboard)
+    lines = driven(cluster).lines
+    folder = lines[-2].rpartition("folder=")[2]
+    assert event_line(lines[-1]) == EventLine(
+        kind="look",
+        fields={
+            "report": f"{folder}/report.html",
+            "status": command("jobs.status", folder, "--watch"),
+            "dashboard": shown,
+        },
+    )
+
+
+def test_without_a_terminal_every_line_has_time_level_component_and_event(
+    driven: Drive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = RecordedCluster([replace(BEGUN, rows_done=4)])
+    with open_console("driver", "lines") as console:
+        driven(cluster, signals=(signal.SIGTERM,), console=console)
+    lines = capsys.readouterr().err.splitlines()
+    form = re.compile(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (INFO|WARNING) driver event=(\w+)( .*)?"
+    )
+    kinds = [found[2] for line in lines if (found := form.fullmatch(line))]
+    assert kinds == ["session", "look", "poll", "stopped", "published"]
+    assert len(lines) == len(kinds)
+
+
+def test_in_json_the_same_session_is_one_object_per_line(
+    driven: Drive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = RecordedCluster([replace(BEGUN, rows_done=4)])
+    with open_console("driver", "json") as console:
+        driven(cluster, signals=(signal.SIGTERM,), console=console)
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [each["event"] for each in records] == [
+        "session",
+        "look",
+        "poll",
+        "stopped",
+        "published",
+    ]
+    stopped = records[3]
+    assert (stopped["by"], stopped["rows_done"], stopped["rows_total"]) == ("SIGTERM", 4, 10)
+    assert (stopped["level"], stopped["component"]) == ("warning", "driver")
+
+
 def test_stopped_session_is_drained_and_says_how_to_resume(driven: Drive) -> None:
     cluster = RecordedCluster([replace(BEGUN, rows_done=4)])
     found = driven(cluster, signals=(signal.SIGTERM, signal.SIGINT))
@@ -205,7 +274,7 @@ def test_stopped_session_is_drained_and_says_how_to_resume(driven: Drive) -> Non
     assert cluster.calls == ["hire", "drain 2", "close stopped"]
     assert found.lines[-2:] == [
         "event=stopped by=SIGTERM rows_done=4 rows_total=10",
-        "every finished row is published; the same command resumes",
+        "event=published every finished row is published; the same command resumes",
     ]
     assert found.endings == [("run_stopped", "")]
 
@@ -270,7 +339,7 @@ def test_signal_before_engines_run_exits_at_once(number: signal.Signals) -> None
     with pytest.raises(SystemExit) as left:
         os.kill(os.getpid(), number)
     assert left.value.code == 128 + number
-    assert lines == [f"event=stopped by={number.name}; nothing was started"]
+    assert lines == [f"event=stopped by={number.name} nothing was started"]
 
 
 @pytest.mark.usefixtures("handlers")

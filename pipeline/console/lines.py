@@ -1,0 +1,105 @@
+"""Log records as text: sentences for a terminal, `event=… key=value` or JSON for machines. Pure."""
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import datetime, tzinfo
+from typing import Any
+
+from pipeline.console.events import EVENTS, UNKNOWN
+from pipeline.store.event_line import EventLine, event_line
+
+LOGGER = "regenerate"
+"""Parent of the loggers of all components."""
+
+
+def line_logger(command: str) -> Callable[[str], None]:
+    """Return the function that logs lines; `command` is the component of its own ones."""
+
+    def log(line: str) -> None:
+        parsed = event_line(line)
+        kind = EVENTS.get(parsed.kind or "", UNKNOWN)
+        component = kind.component or ("engine" if "worker" in parsed.fields else command)
+        logging.getLogger(f"{LOGGER}.{component}").log(kind.level, "%s", line)
+
+    return log
+
+
+class ZonedFormatter(logging.Formatter):
+    """Base of the formats, which print the local time, or that of a given zone."""
+
+    def __init__(self, zone: tzinfo | None = None) -> None:
+        super().__init__()
+        self._zone = zone
+
+    def time_of(self, record: logging.LogRecord) -> datetime:
+        return datetime.fromtimestamp(record.created, self._zone).astimezone(self._zone)
+
+    def message_of(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, with the traceback if it has one."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += f"\n{self.formatException(record.exc_info)}"
+        return message
+
+
+class LineFormat(ZonedFormatter):
+    """`2026-12-01T03:37:48+00:00 INFO worker event=engine_ready worker=w0 …`, one line each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = self.time_of(record).isoformat(timespec="seconds")
+        message = self.message_of(record).replace("\n", "\\n")
+        return f"{time} {record.levelname} {component_of(record)} {message}"
+
+
+class JsonFormat(ZonedFormatter):
+    """JSON lines with the same fields; text after the fields is `message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parsed = event_line(self.message_of(record))
+        values: dict[str, Any] = {
+            "time": self.time_of(record).isoformat(timespec="seconds"),
+            "level": record.levelname.lower(),
+            "component": component_of(record),
+        }
+        if parsed.kind is not None:
+            values["event"] = parsed.kind
+        # A field may not replace one of those above.
+        values |= {name: value for name, value in parsed.fields.items() if name not in values}
+        if parsed.text:
+            values["message"] = parsed.text
+        return json.dumps(values, ensure_ascii=False)
+
+
+class SentenceFormat(ZonedFormatter):
+    """`03:37:48 w0: SGLang is ready (release 0.5.23)`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = self.time_of(record).strftime("%H:%M:%S")
+        lines = sentence(event_line(self.message_of(record))).splitlines()
+        return "\n".join(f"{time} {line}" for line in lines)
+
+
+def component_of(record: logging.LogRecord) -> str:
+    """Return the component of a record of ours, or the name of another library's logger."""
+    return record.name.removeprefix(f"{LOGGER}.")
+
+
+def sentence(line: EventLine) -> str:
+    """Return the sentence of an event, or its words where its fields are not those expected."""
+    if line.kind is None:
+        return line.text
+    kind = EVENTS.get(line.kind, UNKNOWN)
+    try:
+        words = kind.sentence.format(text=line.text, **line.fields)
+    except (KeyError, ValueError, TypeError):
+        words = ""
+    return words or _plain_words(line)
+
+
+def _plain_words(line: EventLine) -> str:
+    assert line.kind is not None
+    fields = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in line.fields.items())
+    words = ", ".join(filter(None, (fields, line.text)))
+    kind = line.kind.replace("_", " ").capitalize()
+    return f"{kind}: {words}" if words else kind
