@@ -56,8 +56,6 @@ class WorkerReport:
     restarts: int
     completion_tokens: int
     last_cause: str | None
-    retries: int = 0
-    """Requests that repeat one that was interrupted."""
     timeouts: int = 0
     refusals: int = 0
     """Requests that the server answered with an HTTP error."""

@@ -30,6 +30,7 @@ class ProgressFigures:
     waiting: int
     """Rows that wait for their next attempt."""
     retries: int
+    """Interrupted requests, each of which is sent again or was the row's last attempt."""
     timeouts: int
     refusals: int
     time_left: str
@@ -56,7 +57,7 @@ class ProgressMeter:
             engines_up=sum(worker.state in ("running", "idle") for worker in progress.workers),
             in_flight=sum(worker.in_flight for worker in progress.workers),
             waiting=sum(worker.backing_off for worker in progress.workers),
-            retries=sum(worker.retries for worker in every),
+            retries=sum(worker.interruptions for worker in every),
             timeouts=sum(worker.timeouts for worker in every),
             refusals=sum(worker.refusals for worker in every),
             time_left=time_left(progress.days_left),

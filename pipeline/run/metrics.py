@@ -5,17 +5,15 @@ Only the coordinator sets them. Ray adds the prefix `ray_`, and the suffix `_tot
 Counters start at 0 with each session.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ray.util.metrics import Counter, Gauge
 
+from pipeline.store.event_line import event_line
 from schemas.manifest import Part
 from schemas.progress import Progress, WorkerReport
 from schemas.units import SECONDS_PER_DAY
-
-_STEP_DOWN = re.compile(r"^event=step_down\b.*\bworker=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,10 @@ class RunMetrics:
 
     def note_line(self, line: str) -> None:
         """Count a fallback, which is known only by its line in the log."""
-        if found := _STEP_DOWN.match(line):
-            self._steps[found[1]] = self._steps.get(found[1], 0) + 1
+        parsed = event_line(line)
+        if parsed.kind == "step_down" and "worker" in parsed.fields:
+            worker = str(parsed.fields["worker"])
+            self._steps[worker] = self._steps.get(worker, 0) + 1
 
     def update(self, progress: Progress, *, now_s: float) -> None:
         """Set the gauges and advance the counters to the progress."""

@@ -20,8 +20,6 @@ class Generator:
     attempts: Attempts
     language_of: LanguageOf | None
     num_requests: int = 0
-    num_retries: int = 0
-    """Requests that repeat one that was interrupted."""
     num_timeouts: int = 0
     num_refusals: int = 0
     """Requests that the server answered with an HTTP error."""
@@ -32,7 +30,6 @@ class Generator:
         while len(row.turns) < row.prompt.num_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
-            self.num_retries += row.attempts_at_turn > 1
             outcome = await self.engine.generate(row_request(row, self.config))
             self._count(outcome)
             if isinstance(outcome, Interruption):

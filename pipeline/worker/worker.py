@@ -283,7 +283,6 @@ class Worker:
             unflushed=self._publisher.num_unflushed,
             requests=self._generator.num_requests,
             interruptions=self._num_interruptions,
-            retries=self._generator.num_retries,
             timeouts=self._generator.num_timeouts,
             refusals=self._generator.num_refusals,
             restarts=self._engine_watch.num_restarts,

@@ -58,13 +58,13 @@ def test_time_left_is_the_estimates_and_unknown_before_it() -> None:
 
 def test_counts_are_summed_over_workers_and_outlive_them() -> None:
     meter = ProgressMeter()
-    first = worker_report("w0", retries=3, timeouts=2, refusals=1, backing_off=4, in_flight=5)
-    second = worker_report("w1", state="starting", retries=10, timeouts=20, refusals=30)
+    first = worker_report("w0", interruptions=3, timeouts=2, refusals=1, backing_off=4, in_flight=5)
+    second = worker_report("w1", state="starting", interruptions=10, timeouts=20, refusals=30)
     both = meter.figures(run_progress(first, second), 0.0)
     assert (both.retries, both.timeouts, both.refusals) == (13, 22, 31)
     assert (both.waiting, both.in_flight, both.engines_up) == (4, 5, 1)
     # w0 died, and its successor starts to count.
-    heir = worker_report("w0r1", state="idle", retries=1, in_flight=2)
+    heir = worker_report("w0r1", state="idle", interruptions=1, in_flight=2)
     after = meter.figures(run_progress(heir, second), 1.0)
     assert (after.retries, after.timeouts, after.refusals) == (14, 22, 31)
     assert (after.waiting, after.in_flight, after.engines_up) == (0, 2, 1)
