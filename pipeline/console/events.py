@@ -19,6 +19,8 @@ class EventKind:
     """Part of the run that reports it; None: the command, or the engine of the line's worker."""
     level: int
     sentence: str
+    usual_cause: str | None = None
+    """Cause for which the event is no warning."""
 
 
 EVENTS: dict[str, EventKind] = {
@@ -47,7 +49,7 @@ EVENTS: dict[str, EventKind] = {
         "driver", WARNING, "No place yet for {workers}: each needs {each_needs}; free: {free}"
     ),
     "waiting_for_folder": EventKind("driver", WARNING, "Waiting: {text}"),
-    "worker_ended": EventKind("driver", WARNING, "{worker} ended: {cause}"),
+    "worker_ended": EventKind("driver", WARNING, "{worker} ended: {cause}", "no work left"),
     # -- the coordinator
     "worker_silent": EventKind("coordinator", WARNING, "{worker} is silent; its rows are open"),
     "engine_drained": EventKind("coordinator", WARNING, "{worker} is drained: {cause}"),

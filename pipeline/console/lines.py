@@ -20,7 +20,9 @@ def line_logger(command: str) -> Callable[[str], None]:
         parsed = event_line(line)
         kind = EVENTS.get(parsed.kind or "", UNKNOWN)
         component = kind.component or ("engine" if "worker" in parsed.fields else command)
-        logging.getLogger(f"{LOGGER}.{component}").log(kind.level, "%s", line)
+        is_usual = kind.usual_cause is not None and parsed.fields.get("cause") == kind.usual_cause
+        level = logging.INFO if is_usual else kind.level
+        logging.getLogger(f"{LOGGER}.{component}").log(level, "%s", line)
 
     return log
 

@@ -89,7 +89,8 @@ def rows_text(figures: ProgressFigures) -> str:
     """Return the words beside the bar."""
     share = figures.rows_done / figures.rows_total if figures.rows_total else 1.0
     rows = f"{figures.rows_done:,}/{figures.rows_total:,} rows ({share:.0%})"
-    return f"{rows}, time left {figures.time_left}"
+    is_over = figures.rows_done + figures.rows_failed == figures.rows_total
+    return rows if is_over else f"{rows}, time left {figures.time_left}"
 
 
 def counts_text(figures: ProgressFigures) -> str:

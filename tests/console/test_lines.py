@@ -116,6 +116,8 @@ def test_traceback_stays_with_its_record() -> None:
     [
         (READY, "regenerate.worker", "INFO"),
         ("event=step_down cause=pool worker=w1", "regenerate.engine", "WARNING"),
+        ("event=worker_ended worker=w1 cause='no work left'", "regenerate.driver", "INFO"),
+        ("event=worker_ended worker=w1 cause='its node leaves'", "regenerate.driver", "WARNING"),
         ("event=given_up cause=x reason='y' worker=w1", "regenerate.engine", "ERROR"),
         # An engine's warning names its worker; any other is the command's own.
         ("event=warning c.json is ignored: bad worker=w1", "regenerate.engine", "WARNING"),

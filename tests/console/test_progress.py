@@ -46,7 +46,13 @@ def test_texts_of_the_bar_leave_out_what_has_not_happened() -> None:
         FIGURES, rows_error=0, rows_failed=0, waiting=0, retries=0, timeouts=0, refusals=0
     )
     assert counts_text(replace(calm, engines_up=1)) == "1 engine, 1,234 tokens/s, 6 in flight"
-    assert rows_text(replace(FIGURES, rows_total=0)).startswith("7/0 rows (100%)")
+    # The last estimate is older than the last row.
+    assert rows_text(replace(FIGURES, rows_done=1198)).endswith(
+        " rows (100%), time left 1.6 days (1.3-2.1)"
+    )
+    assert rows_text(replace(FIGURES, rows_done=1199)) == "1,199/1,200 rows (100%)"
+    empty = replace(FIGURES, rows_done=0, rows_failed=0, rows_total=0)
+    assert rows_text(empty) == "0/0 rows (100%)"
 
 
 def test_time_left_is_the_estimates_and_unknown_before_it() -> None:
