@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BROWSER := $(VENV)/browser/chromium
-# Two processes: the tests that start Ray mostly wait, while the others run.
+# Two processes: one runs the tests that start Ray, the other all others.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help

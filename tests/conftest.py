@@ -18,20 +18,29 @@ from tests.fakes.ray_head import Head, ray_head
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's
-    """Schedule two queues of tests (`make test`), each in one process and in order.
+    """Schedule the tests of `make test` file by file, and all that start Ray as one queue.
 
-    All files that start Ray are in one queue, because two Rays on one machine interfere. Groups by
-    mark would be simpler, but do not work with pytest 9.2 (pytest-xdist 3.8, issue 1386).
+    Two Rays on one machine interfere. Groups by mark would be simpler, but do not work with pytest
+    9.2 (pytest-xdist 3.8, issue 1386).
     """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    @cache
-    def queue(file: str) -> str:
-        return "ray" if "pytest.mark.ray" in (config.rootpath / file).read_text() else "others"
-
+    # In the order of collection, which begins with the longest queue.
+    config.option.loadscopereorder = False
     scheduling = LoadScopeScheduling(config, log)
-    scheduling._split_scope = lambda test: queue(test.partition("::")[0])
+    scheduling._split_scope = lambda test: queue_of(config.rootpath, test.partition("::")[0])
     return scheduling
+
+
+@cache
+def queue_of(root: Path, file: str) -> str:
+    """Return the name of the queue that a test file is in."""
+    return "ray" if "pytest.mark.ray" in (root / file).read_text() else file
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the tests that start Ray: their queue is the longest."""
+    items.sort(key=lambda item: queue_of(config.rootpath, item.nodeid.partition("::")[0]) != "ray")
 
 
 def pytest_collection_finish() -> None:

@@ -156,7 +156,7 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
 def test_kill_in_mid_run_costs_seconds_and_no_row(
     tmp_path: Path, cluster: str, model_file: Path, victim: str
 ) -> None:
-    run = new_run(tmp_path, questions(1000), cluster, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(600), cluster, engine=embedded(model_file))
     process = run.start()
     run.wait_for_rows(50, process)
     match victim:
@@ -175,11 +175,11 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         assert result.code == 0, result.err
     else:
         assert result.code != 0
-        assert len(run.ids()) < 1000
+        assert len(run.ids()) < 600
         again = run.finish()
         assert again.code == 0, again.err
-    each_once(run, 1000)
-    assert run.status()["rows_done"] == 1000
+    each_once(run, 600)
+    assert run.status()["rows_done"] == 600
 
 
 def actor_pid(name: str) -> int:
