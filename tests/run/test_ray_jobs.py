@@ -43,7 +43,7 @@ def test_submitted_job_runs_on_the_cluster_and_is_resumed_after_a_stop(
     model_file = tmp_path / "scripted.gguf"
     write_scripted_model(model_file)
     engine = {"kind": "embedded", "count": 2, "model_file": str(model_file), "gpus": 1}
-    run = new_run(tmp_path, questions(500), engine=engine, cluster={"min_engines": 2})
+    run = new_run(tmp_path, questions(800), engine=engine, cluster={"min_engines": 2})
     begin(jobs, run, "first")
     wait_until(lambda: (run.folder / "data").exists() and len(run.ids()) > 50)
     stop(jobs, "first")
