@@ -413,8 +413,9 @@ def test_model_that_answers_empty_stops_at_the_canary(tmp_path: Path, cluster: s
     assert table[2].split() == ["empty_answer", "100.0%", "2.0%"]
     assert sum(line.startswith("example    empty_answer: q") for line in table) == 3
     assert "reasoning parser" in next(line for line in table if line.startswith("likely"))
-    # The rows are drawn from the whole input, not from its head.
-    assert max(run.ids()) > "q01500"
+    # The rows are drawn from the whole input: the first 60 rows are not the canary. How many of the
+    # drawn ones are published, in ascending order, hangs on when the verdict comes.
+    assert max(run.ids()) > "q00060"
     again = run.finish("--json")
     assert again.code == 3
     assert json.loads(again.out)["canary"]["excesses"][0]["name"] == "empty_answer"
