@@ -22,7 +22,7 @@ from pipeline.quality.canary import MEAN_TOKENS, Excess, excesses, tally_of
 from pipeline.quality.diagnosis import Diagnosis, Example, diagnosis
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import RUN_FILE_COPY
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 
 _BELOW = " " * 11
 _COLUMNS = ("row_id", "messages", "turns", "flags", "status", "finish_reason", "error_text")

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, PipelineError, PlanError
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
     from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
-    from schemas.config import RunFile
+    from schemas.config.run_file import RunFile
     from schemas.estimate import InputSize
     from schemas.plan import Calibration
 
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 def _estimated(options: argparse.Namespace) -> str:
     from pipeline.planner.estimate.estimate import run_estimate
     from pipeline.planner.estimate.output import estimate_json, estimate_text
-    from schemas.config import read_run_file
+    from schemas.config.reader import read_run_file
 
     run = read_run_file(options.run_file, options.set)
     groups = _options(options, run)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, get_args
 from jobs.terminal import add_log_format, tell
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
+from schemas.config.quality import QualityConfig
 from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
 from schemas.manifest import RunRecord
-from schemas.quality_config import QualityConfig
 from schemas.units import MIB
 
 if TYPE_CHECKING:

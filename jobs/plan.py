@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.planner.memory.plan import RefusedPlan
     from pipeline.planner.rate.search import HardwareOption
     from pipeline.planner.sglang.flags import LaunchFlags
-    from schemas.config import RunFile
+    from schemas.config.run_file import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
 _CONTEXT = "context-length"
@@ -240,7 +240,7 @@ def _searched(options: argparse.Namespace) -> str:
         usd_per_gpu_hour,
         with_planner_settings,
     )
-    from schemas.config import read_run_file
+    from schemas.config.reader import read_run_file
 
     run = with_planner_settings(
         read_run_file(options.run_file, options.set),

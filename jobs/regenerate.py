@@ -25,7 +25,8 @@ from pipeline.errors import (
     PipelineError,
 )
 from pipeline.planner.estimate.figures import duration
-from schemas.config import RunFile, is_url, read_run_file
+from schemas.config.reader import read_run_file
+from schemas.config.run_file import RunFile, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -19,7 +19,8 @@ from pipeline.planner.rate.search import HardwareOption, SearchLimits
 from pipeline.planner.rate.throughput import accept_odds
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.releases import rules_for
-from schemas.config import HardwareConfig, RunFile
+from schemas.config.planning import HardwareConfig
+from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize
 from schemas.plan import Calibration, ModelFacts
 from schemas.prompt import Longest

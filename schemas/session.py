@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

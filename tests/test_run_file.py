@@ -25,7 +25,7 @@ from pipeline.run_file import (
     users_flags,
     with_planner_settings,
 )
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize, PromptLengths
 
 MODEL = "Qwen/Qwen3.6-27B"

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.models.tokenizer import model_token_counter
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.store.object_store import open_store, place
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize, PromptLengths
 from schemas.prompt import Longest, Message
 

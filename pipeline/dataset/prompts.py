@@ -13,7 +13,7 @@ from itertools import islice
 from pipeline.dataset.sources import input_files, one_line_error, open_source
 from pipeline.errors import ConfigError
 from schemas.completion import COMPLETION_SCHEMA, Turn
-from schemas.config import PromptsConfig, PromptShape
+from schemas.config.requests import PromptsConfig, PromptShape
 from schemas.prompt import Message, Problem, Prompt, Role, content_hash, content_row_id
 
 # Role names of chat messages and of ShareGPT conversations.

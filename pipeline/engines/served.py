@@ -35,7 +35,7 @@ from pipeline.planner.sglang.metrics import engine_load
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
 from schemas.completion import Interruption, Outcome
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Supply
 from schemas.prompt import Longest, Message, Request, most_tokens
 

@@ -20,7 +20,8 @@ from pipeline.engines.health import StartWatch
 from pipeline.engines.server import EngineProcess, free_port, node_lock
 from pipeline.errors import EngineError
 from schemas.completion import Outcome, Refusal, Turn
-from schemas.config import EngineConfig, RunFile
+from schemas.config.engine import EngineConfig
+from schemas.config.run_file import RunFile
 from schemas.prompt import Message, Request, SamplingParams
 
 if TYPE_CHECKING:

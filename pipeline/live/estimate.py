@@ -27,7 +27,9 @@ from pipeline.planner.sglang.releases import rules_for
 from pipeline.run_file import configured_group, estimate_query
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS, READINGS_FILE
-from schemas.config import EngineConfig, RunFile, run_file_of
+from schemas.config.engine import EngineConfig
+from schemas.config.reader import run_file_of
+from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize, Price, RunUpdate
 from schemas.manifest import RunManifest
 from schemas.plan import Calibration

@@ -16,7 +16,7 @@ from pipeline.live.estimate import expectation
 from pipeline.live.log import read_live_log
 from pipeline.live.update import Expectation, RowCounts, run_update
 from pipeline.store.folder import Folder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, RunUpdate
 from schemas.progress import Progress
 from schemas.units import SECONDS_PER_DAY

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pipeline.errors import ConfigError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, LiveReading
 from schemas.progress import LiveSpan, TimeLeft, slot_of
 

@@ -26,7 +26,7 @@ from pipeline.planner.estimate.job_time import (
 from pipeline.planner.lengths.censored import length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import LengthModel
 from pipeline.planner.rate.ranking import Load
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, GroupUpdate, Price, RunUpdate
 
 _NOTHING = Band(p10=0.0, p50=0.0, p90=0.0)

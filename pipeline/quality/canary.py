@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.quality.flags import FLAGS
-from schemas.config import RunFile
+from schemas.config.quality import QualityConfig
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part, RunIdentity
 from schemas.progress import WorkerReport
-from schemas.quality_config import QualityConfig
 from schemas.session import Tally
 
 ERROR_ROWS, MEAN_TOKENS = "error_rows", "mean_tokens"

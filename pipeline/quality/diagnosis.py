@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.models.thinking import FAMILIES, family, template_kwargs
 from pipeline.planner.lengths.log_normal_fit import log_normal_fit
 from pipeline.quality.canary import ERROR_ROWS, MEAN_TOKENS, Excess
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 
 _EXAMPLES_PER_FLAG = 3
 _EXAMPLE_CHARACTERS = 160

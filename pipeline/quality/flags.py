@@ -19,8 +19,8 @@ from pipeline.quality.looping import (
     split_code,
 )
 from schemas.completion import QualityFlag, Turn
+from schemas.config.quality import QualityConfig
 from schemas.prompt import SamplingParams, derived_seed
-from schemas.quality_config import QualityConfig
 
 FLAGS: tuple[QualityFlag, ...] = get_args(QualityFlag)
 CUT_FLAGS = frozenset({"cut_in_thinking", "cut_in_answer"})

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.quality_config import LoopingConfig
+from schemas.config.quality import LoopingConfig
 
 _TAIL_CHARACTERS = 4_000
 _MIN_PERIODS = 6

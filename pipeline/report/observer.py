@@ -19,7 +19,7 @@ from pipeline.report.webhook import Notice, Webhook
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, append_events, event_of, read_events, trim_events
 from pipeline.store.run_folder import REPORT_FILE
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Progress, RunState
 
 REPORT_INTERVAL_S = 180.0

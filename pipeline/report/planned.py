@@ -11,7 +11,7 @@ from pipeline.report.engines import caps_of_engines, mean_of
 from pipeline.report.rows import RowFigures, mean
 from pipeline.report.series import RunRecords
 from pipeline.store.folder import Folder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import GroupUpdate
 
 

@@ -12,7 +12,7 @@ from pipeline.dataset.run_record import RunHistory
 from pipeline.live.log import LiveLog
 from pipeline.report.rows import RowFigures
 from pipeline.store.journal import RunEvent
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, LiveReading
 from schemas.progress import RunStatus, TimeLeft, slot_of
 from schemas.units import SECONDS_PER_DAY

@@ -12,7 +12,8 @@ from datetime import date
 from pipeline.errors import PlanError
 from pipeline.planner.cards import gpu_named, gpu_of_memory
 from pipeline.planner.estimate.prices import prices_of
-from schemas.config import HardwareConfig, RunFile
+from schemas.config.planning import HardwareConfig
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, Price
 from schemas.progress import slot_of
 

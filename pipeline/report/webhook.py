@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError
-from schemas.config import EventsConfig
+from schemas.config.running import EventsConfig
 
 _MOST_QUEUED = 200
 _MAX_ATTEMPTS = 6

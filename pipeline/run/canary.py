@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.dataset.run_record import list_in_manifest, read_manifest
 from pipeline.quality.canary import Excess, excesses, settings_fingerprint, tally_of
 from pipeline.store.folder import Folder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import CanaryEvent, CanaryVerdict, Part, RunRecord, Session
 from schemas.progress import CanaryState
 from schemas.session import CanaryPlan, Tally

@@ -30,7 +30,7 @@ from pipeline.run.placement import (
     num_places,
     on_this_node,
 )
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.progress import Progress
 from schemas.session import SessionPlan

@@ -22,7 +22,7 @@ from pipeline.store import lock
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.journal import append_death, read_deaths
 from pipeline.store.run_folder import LIVE_FILE
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import CanaryVerdict, EngineRun, FailedRow, Part
 from schemas.progress import LeaseReply, LiveSpan, Orders, Progress, WorkerReport

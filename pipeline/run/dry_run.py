@@ -15,7 +15,7 @@ from pipeline.run.ledger import DONE
 from pipeline.run.session import run_identity
 from pipeline.run_file import given_context_tokens
 from pipeline.store.folder import Folder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Prompt
 
 _BATCH_ROWS = 10_000

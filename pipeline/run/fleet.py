@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.quality.canary import broken_by_all, turned_bad
+from schemas.config.quality import QualityConfig
 from schemas.progress import WorkerReport
-from schemas.quality_config import QualityConfig
 
 _COMPARE_ALL_INTERVAL_S = 30.0
 

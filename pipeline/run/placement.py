@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from schemas.config import EngineConfig
+from schemas.config.engine import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from pipeline.run.canary import canary_due
 from pipeline.run.ledger import DONE
 from pipeline.store.folder import Folder
 from schemas.completion import COMPLETION_SCHEMA
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
 from schemas.session import SessionPlan

@@ -11,7 +11,7 @@ from pipeline.worker.background import Background, ends_before
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.ports import Engine
 from pipeline.worker.retries import Starts, is_out_of_starts
-from schemas.config import EngineConfig
+from schemas.config.engine import EngineConfig
 from schemas.progress import Supply
 
 

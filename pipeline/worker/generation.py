@@ -7,7 +7,7 @@ from pipeline.worker.ports import Engine
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row, add_or_retry_turn, keep_flagged_turn, row_request
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Problem
 
 

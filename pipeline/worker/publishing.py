@@ -10,7 +10,7 @@ from pipeline.worker.background import Background
 from pipeline.worker.ports import Engine, LeaseBook
 from pipeline.worker.row import Row, row_completion
 from schemas.completion import Completion, QualityFlag
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.prompt import Problem
 

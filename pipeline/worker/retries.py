@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from pipeline.worker.row import Row
 from schemas.completion import Interruption
-from schemas.config import EngineConfig, RetryConfig
+from schemas.config.engine import EngineConfig
+from schemas.config.running import RetryConfig
 
 # assumed: this many rows of a minute or two each do not prolong a run
 _MAX_ONE_BY_ONE = 8

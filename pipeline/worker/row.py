@@ -12,7 +12,7 @@ from pipeline.dataset.prompts import conversation, history
 from pipeline.quality.flags import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
 from pipeline.worker.ports import Engine
 from schemas.completion import Completion, QualityFlag, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import FailedRow
 from schemas.prompt import Problem, Prompt, Request, SamplingParams, with_own_seed
 from schemas.shard import Lease, LeaseKey

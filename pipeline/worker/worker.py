@@ -26,7 +26,7 @@ from pipeline.worker.publishing import Publisher, Stage
 from pipeline.worker.retries import Attempts, Suspects
 from pipeline.worker.row import Row, engine_killed, failed_row
 from schemas.completion import Interruption
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Orders, Supply, WorkerReport, WorkerState
 from schemas.prompt import Problem, Prompt
 

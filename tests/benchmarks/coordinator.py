@@ -33,7 +33,7 @@ from pipeline.run.coordinator import Coordinator
 from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.progress import WorkerReport
 from schemas.prompt import Message, Prompt

@@ -34,7 +34,7 @@ from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import RUN_FILE
 from schemas.completion import Completion, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Message, SamplingParams, content_hash
 
 ROOT = Path(__file__).resolve().parents[2]

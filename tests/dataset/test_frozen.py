@@ -24,7 +24,7 @@ from pipeline.dataset.prompts import InputColumns, PromptStream, read_prompts
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import PROMPTS
 from schemas.completion import COMPLETION_SCHEMA, Completion
-from schemas.config import PromptsConfig
+from schemas.config.requests import PromptsConfig
 from schemas.prompt import Message, Problem, Prompt
 
 Build = Callable[..., Completion]

@@ -16,7 +16,7 @@ from pipeline.dataset.lengths import (
 from pipeline.dataset.prompts import read_prompts
 from pipeline.errors import ConfigError
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 
 
 def run_file(tmp_path: Path, rows: list[dict[str, object]], **changes: object) -> RunFile:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.dataset.prompts import PromptStream, input_fingerprint, read_prompts
 from pipeline.errors import ConfigError
-from schemas.config import PromptsConfig
+from schemas.config.requests import PromptsConfig
 from schemas.prompt import Prompt
 
 HI = [{"role": "user", "content": "hi"}]

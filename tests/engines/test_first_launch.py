@@ -13,7 +13,8 @@ from pipeline.dataset.prompts import read_prompts
 from pipeline.engines.launch import LaunchHistory
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile, read_run_file
+from schemas.config.reader import read_run_file
+from schemas.config.run_file import RunFile
 
 AGREED = ("context-length", "max-running-requests", "mem-fraction-static", "chunked-prefill-size")
 

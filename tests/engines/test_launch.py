@@ -19,7 +19,7 @@ from pipeline.errors import EngineError
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Prompt
 from tests.fakes.desk import (
     LocalBook,

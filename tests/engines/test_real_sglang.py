@@ -24,7 +24,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Refusal, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Supply
 from schemas.prompt import Message, Request, SamplingParams
 from tests.fakes.desk import (

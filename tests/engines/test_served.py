@@ -20,7 +20,7 @@ from pipeline.engines.served import (
 from pipeline.engines.startup import _TRIAL
 from pipeline.errors import ConfigError, EngineError
 from schemas.completion import Interruption, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Supply
 from schemas.prompt import Message
 from tests.fakes.scripted_server import Reply, ScriptedServer, serving

@@ -14,7 +14,8 @@ from pipeline.engines.client import ChatClient
 from pipeline.engines.server import EngineProcess
 from pipeline.engines.startup import StartProbe, first_on_this_node, start_sglang
 from pipeline.errors import EngineError
-from schemas.config import EngineConfig, RunFile
+from schemas.config.engine import EngineConfig
+from schemas.config.run_file import RunFile
 from tests.fakes.scripted_server import Reply, ScriptedServer, completion_body, serving
 
 pytestmark = [pytest.mark.engine]

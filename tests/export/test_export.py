@@ -27,7 +27,7 @@ from pipeline.export.rows import form_of
 from pipeline.run.session import SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.export import ExportOptions
 from schemas.manifest import EngineRun
 from schemas.prompt import Message

@@ -17,7 +17,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.ports import Engine
 from pipeline.worker.worker import Worker
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport
 from schemas.prompt import Message, Problem, Prompt

@@ -17,7 +17,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import LIVE_FILE, READINGS_FILE
 from schemas.completion import Completion, QualityFlag, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band, LiveReading
 from schemas.manifest import CanaryEvent, FailedRow, RunIdentity, RunRecord, Session
 from schemas.progress import Progress, TimeLeft, WorkerReport

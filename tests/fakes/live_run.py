@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.dataset.run_record import list_in_manifest, write_run
 from pipeline.live.log import LogKeeper
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import RunIdentity, RunRecord, Session
 from schemas.progress import LiveSpan
 

@@ -17,7 +17,8 @@ from ray.scripts.scripts import start
 
 from jobs import plan, regenerate
 from pipeline.planner.cards import gpu_named
-from schemas.config import RunFile, read_run_file
+from schemas.config.reader import read_run_file
+from schemas.config.run_file import RunFile
 from tests.fakes.running import ROOT
 
 RUN_FILES = sorted((ROOT / "jobs" / "runs").glob("*.yaml"))

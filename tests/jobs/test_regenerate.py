@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.report.status import run_status
 from pipeline.run.driver import SessionEnd
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from tests.fakes.example_run import write_example_run
 
 

@@ -9,7 +9,8 @@ from jobs.estimate import main
 from pipeline.live.estimate import expectation
 from pipeline.live.update import Planned
 from pipeline.store.folder import LocalFolder
-from schemas.config import EngineConfig, RunFile
+from schemas.config.engine import EngineConfig
+from schemas.config.run_file import RunFile
 from tests.fakes.live_run import TODAY, filled_folder, run_file
 
 # --- the launch --------------------------------------------------------------------------------

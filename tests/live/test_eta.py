@@ -10,7 +10,7 @@ import pytest
 from pipeline.live.estimate import expectation
 from pipeline.live.eta import LiveEta
 from pipeline.live.update import Expectation, run_update
-from schemas.config import LengthsConfig
+from schemas.config.planning import LengthsConfig
 from schemas.estimate import Deviation, RunUpdate
 from schemas.progress import Progress, WorkerReport
 from tests.fakes.known import known

@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log, write_live_log
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.progress import TimeLeft
 from tests.fakes.live_run import run_file, span

@@ -11,7 +11,7 @@ from pipeline.engines.served import ServedEngine
 from pipeline.live.meter import Meter, rounded
 from pipeline.planner.sglang.metrics import EngineCounters
 from schemas.completion import Interruption, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import LiveSpan
 from schemas.prompt import Message, Request, SamplingParams
 from tests.fakes.scripted_server import Reply, ScriptedServer, completion_body, serving

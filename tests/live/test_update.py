@@ -13,7 +13,8 @@ from pipeline.planner.lengths.shapes import moment
 from pipeline.planner.rate.throughput import rate_at
 from pipeline.run_file import configured_group
 from pipeline.store.folder import LocalFolder
-from schemas.config import HardwareConfig, RunFile
+from schemas.config.planning import HardwareConfig
+from schemas.config.run_file import RunFile
 from schemas.estimate import RunUpdate
 from tests.fakes.known import known
 from tests.fakes.live_run import TODAY, run_file

@@ -23,9 +23,9 @@ from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
 from schemas.completion import Completion
-from schemas.config import RunFile
+from schemas.config.quality import QualityConfig
+from schemas.config.run_file import RunFile
 from schemas.progress import WorkerReport
-from schemas.quality_config import QualityConfig
 from schemas.session import Tally
 from tests.fakes.webhook_receiver import receiving
 

@@ -10,8 +10,8 @@ from pipeline.errors import ConfigError
 from pipeline.quality.flags import FLAGS, retry_sampling, turn_flags
 from pipeline.quality.looping import ends_in_counted_rounds, is_looping
 from schemas.completion import Turn
+from schemas.config.quality import FlagConfig, LoopingConfig, QualityConfig
 from schemas.prompt import SamplingParams
-from schemas.quality_config import FlagConfig, LoopingConfig, QualityConfig
 from tests.fakes import example_completion
 from tests.scores.make_quality_set import LabelledRow, labelled_rows, read_labelled_rows
 from tests.scores.score_quality import detector, found_flags, has_detector, scores

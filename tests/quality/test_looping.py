@@ -3,7 +3,7 @@
 import random
 
 from pipeline.quality.looping import ends_in_a_loop, is_looping
-from schemas.quality_config import LoopingConfig
+from schemas.config.quality import LoopingConfig
 
 # Signs that cannot apply: a distinct share is at least 0, and a repeated share at most 1.
 ONLY_TAIL = LoopingConfig(min_distinct_share=0.0, max_repeated_share=1.0)

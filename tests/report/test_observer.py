@@ -16,7 +16,7 @@ from pipeline.report.webhook import Notice, Webhook, webhook_of
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of, read_events, trim_events
 from pipeline.store.run_folder import EVENTS_FILE, REPORT_FILE
-from schemas.config import EventsConfig
+from schemas.config.running import EventsConfig
 from schemas.progress import Progress
 from tests.fakes.example_report import run_progress
 from tests.fakes.example_run import BEGAN_AT_S, run_file, write_example_run

@@ -6,7 +6,7 @@ from datetime import date
 import pytest
 
 from pipeline.report.spending import NoSpending, Spending, spending
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 
 TODAY = date(2026, 9, 21)

@@ -1,7 +1,7 @@
 """The canary's gate: rows arrive part by part, and the verdict falls as soon as it is certain."""
 
 from pipeline.run.canary import CanaryGate
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.session import Tally
 

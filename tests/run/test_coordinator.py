@@ -14,7 +14,7 @@ from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import LIVE_FILE
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import Part, RunIdentity, RunRecord
 from schemas.progress import LiveSpan, Progress

@@ -25,7 +25,7 @@ from pipeline.run.signals import catch_signals, exit_on_signals
 from pipeline.store.event_line import EventLine, event_line
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.progress import Progress, WorkerState
 from tests.fakes.example_report import run_progress, worker_report

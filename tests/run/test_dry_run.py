@@ -10,7 +10,7 @@ from pipeline.errors import ConfigError, ResumeError
 from pipeline.run.dry_run import dry_run
 from pipeline.run.session import SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "messages": [{"role": "user", "content": "hi"}]},

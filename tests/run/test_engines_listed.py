@@ -12,7 +12,7 @@ from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_deaths
 from pipeline.store.run_folder import DEATHS_FILE
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import LiveSpan, WorkerReport, WorkerState
 from schemas.prompt import Prompt
 from schemas.session import SessionPlan

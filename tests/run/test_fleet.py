@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.run.fleet import Fleet
+from schemas.config.quality import QualityConfig
 from schemas.progress import WorkerReport, WorkerState
-from schemas.quality_config import QualityConfig
 from tests.fakes.example_report import worker_report
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.run.placement import Node, node_changes, node_name, num_places, places_on
-from schemas.config import EngineConfig
+from schemas.config.engine import EngineConfig
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pipeline.run.ledger import DONE, PENDING
 from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.prompt import Prompt
 

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError
-from schemas.config import RunFile, is_url, read_run_file, run_file_of, stored_run_file
-from schemas.quality_config import QualityConfig
+from schemas.config.quality import QualityConfig
+from schemas.config.reader import read_run_file, run_file_of, stored_run_file
+from schemas.config.run_file import RunFile, is_url
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
 

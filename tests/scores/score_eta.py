@@ -24,7 +24,7 @@ from pipeline.live.update import Expectation, RowCounts, Unplanned, run_update
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, log_normal_cut
 from pipeline.planner.sglang.metrics import EngineCounters
 from schemas.completion import Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.units import SECONDS_PER_DAY
 

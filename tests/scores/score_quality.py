@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.quality.flags import FLAGS, LanguageOf, turn_flags
 from pipeline.quality.languages import language_detector
 from schemas.completion import Turn
-from schemas.quality_config import QualityConfig
+from schemas.config.quality import QualityConfig
 from tests.scores.make_quality_set import LabelledRow, read_labelled_rows
 
 ALL_ON = QualityConfig.model_validate(

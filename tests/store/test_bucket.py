@@ -29,7 +29,8 @@ from pipeline.store.folder import Folder, LocalFolder
 from pipeline.store.object_store import Entry, Store
 from pipeline.store.run_folder import DATA, LOCK_FILE, MANIFEST_FILE, STAGING
 from schemas.completion import Completion
-from schemas.config import PromptsConfig, WorkConfig
+from schemas.config.requests import PromptsConfig
+from schemas.config.running import WorkConfig
 from tests.dataset.test_crashes import (
     EXPECTED,
     before_publishing,

@@ -11,7 +11,7 @@ from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.worker.background import ends_before
 from pipeline.worker.engine_watch import EngineWatch
 from pipeline.worker.intervals import Intervals
-from schemas.config import EngineConfig
+from schemas.config.engine import EngineConfig
 from schemas.progress import Supply
 from tests.fakes.fake_engine import FakeEngine
 

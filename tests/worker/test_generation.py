@@ -7,7 +7,7 @@ from pipeline.worker.generation import Generator
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Problem, Request
 from schemas.shard import LeaseKey
 from tests.fakes.desk import prompt

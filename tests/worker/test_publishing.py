@@ -14,7 +14,7 @@ from pipeline.worker import publishing
 from pipeline.worker.publishing import Publisher
 from pipeline.worker.row import Row
 from schemas.completion import QualityFlag
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.prompt import Problem
 from schemas.shard import LeaseKey

@@ -5,7 +5,8 @@ import pytest
 from pipeline.worker.retries import Attempts, Starts, Suspects, is_out_of_starts
 from pipeline.worker.row import Row
 from schemas.completion import Interruption
-from schemas.config import EngineConfig, RetryConfig
+from schemas.config.engine import EngineConfig
+from schemas.config.running import RetryConfig
 from schemas.shard import LeaseKey
 from tests.fakes.desk import prompt
 

@@ -18,7 +18,7 @@ from pipeline.worker.row import (
     rows_of_lease,
 )
 from schemas.completion import Completion, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.prompt import Message, Problem
 from schemas.shard import Lease, LeaseKey
 from tests.fakes.desk import prompt, prompts_of

@@ -14,7 +14,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.config import RunFile
+from schemas.config.run_file import RunFile
 from schemas.progress import Orders, Supply
 from schemas.prompt import Message, Problem, Prompt, Request
 from tests.fakes.desk import (

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.section import Section
+from schemas.config.section import Section
 
 FlagPolicy = Literal["keep", "drop", "retry"]
 

@@ -1,0 +1,1 @@
+"""The run file: its sections, with all keys, types, bounds and defaults, and its reader."""

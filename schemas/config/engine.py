@@ -1,0 +1,166 @@
+"""The section `engine`: which engines answer the requests, and how they are started."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.config.section import Section
+
+EngineKind = Literal["embedded", "endpoint", "sglang"]
+EnginePlan = Literal["auto", "off"]
+_VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
+_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key)$")
+_OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
+
+
+class EngineConfig(Section):
+    """Engines that answer the requests."""
+
+    kind: EngineKind = "embedded"
+    count: Annotated[int, Field(ge=1)] | None = 1
+    """Engines to start, one worker each. Null: as many as fit on the cluster's GPUs, and more as
+    nodes join. An `endpoint` run has one worker per base URL instead."""
+    max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Requests in flight per engine. If not given, sglang uses the limit of the launch and the
+    engine; 16 if neither has one."""
+    base_urls: list[str] = []
+    api_key_env: str | None = None
+    """Environment variable with the endpoints' API key."""
+    served_model_name: str | None = None
+    """Model name on the server. Null: `model`."""
+    context_length: Annotated[int, Field(ge=16)] | None = None
+    """Tokens of prompt and completion together. Null: the server's own; embedded: 2048."""
+    return_token_ids: bool = True
+    """Request the engine's token ids. Turn off for a server that refuses unknown fields."""
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`."""
+    min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
+    ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Time limit for the first good answer. Null: 120 s embedded, 20 s endpoint; sglang: no limit
+    while the start makes progress."""
+    start_silence_s: Annotated[float, Field(gt=0)] = 600.0
+    """sglang: a start times out after this long without a change in log, CPU or disk counters."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """sglang: an engine with requests but no new token for this long is hung."""
+    lost_after_s: Annotated[float, Field(gt=0)] = 60.0
+    """An endpoint that does not answer for this long is abandoned."""
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """Restarts of one engine without a finished row in between."""
+    max_consecutive_failures: Annotated[int, Field(ge=1)] = 500
+    """Failed attempts in a row, without one answer, after which an engine is abandoned."""
+    max_deaths_in_flight: Annotated[int, Field(ge=1)] = 3
+    """A row that was in flight at this many deaths of its engine is retried alone at the end, and
+    blamed for the next one. More than eight such rows are first retried in groups of sixteen."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that a worker reserves in Ray."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs that a worker reserves in Ray. Null: 1 for sglang, else 0."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of one embedded engine. Null: the machine's cores, shared equally."""
+    model_file: str | None = None
+    """GGUF file of the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
+    python: str | None = None
+    """Python interpreter of the environment that SGLang is installed in."""
+    command: list[str] = []
+    """Command that starts SGLang's server instead, for example a container; flags are appended."""
+    flags: list[str] = []
+    """Flags of `sglang.launch_server`, as on its command line."""
+    plan: EnginePlan = "auto"
+    """auto: plan what `flags` leave open for the worker's card, and step down after a failed
+    start; off: use `flags` as they are."""
+    env: dict[str, str] = {}
+    """Environment variables to set for the engine's process. Secrets are refused; export them."""
+    pass_env: list[str] | None = None
+    """Variables of the worker to pass to the engine, `NCCL_*` for a prefix. Null: all but
+    PYTHONPATH. Variables that every process needs are always passed."""
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _off_from_yaml(cls, value: object) -> object:
+        """Accept a bare `off`, which YAML reads as false."""
+        return "off" if value is False else value
+
+    @model_validator(mode="after")
+    def _check_launch(self) -> Self:
+        for name in ("env", "pass_env"):
+            for variable in getattr(self, name) or ():
+                if not re.fullmatch(_VARIABLE[name], variable):
+                    # The value after the sign may be a secret.
+                    shown = re.sub("=.*", "=…", variable, flags=re.DOTALL)
+                    raise ValueError(f"{name}: found {shown!r}; expected the name of a variable")
+        if self.flags and not self.flags[0].startswith("--"):
+            raise ValueError(
+                f"flags: found {self.flags[0]!r}; the first word must be a flag with --"
+            )
+        for variable in self.env:
+            if _SECRET_NAME.search(variable):
+                raise ValueError(
+                    f"env: {variable} looks like a secret, and the run file is stored with the "
+                    f"rows; export it instead, and list it in pass_env if that is given"
+                )
+        for word in self.flags:
+            if word.partition("=")[0] in _OUR_FLAGS:
+                # The value may be a key.
+                raise ValueError(
+                    f"flags: found {word.partition('=')[0]}; remove it, each worker sets its own"
+                )
+        if self.command and not self.command[0].strip():
+            raise ValueError("command: the first word is empty; expected the program to start")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fields_of_kind(self) -> Self:
+        check_variable_name("api_key_env", self.api_key_env)
+        if self.kind == "endpoint" and not self.base_urls:
+            raise ValueError("base_urls: found none; kind 'endpoint' needs at least one URL")
+        if self.kind != "endpoint" and self.base_urls:
+            raise ValueError(
+                f"base_urls: not for kind {self.kind!r}; remove them, or use kind 'endpoint'"
+            )
+        if self.kind == "sglang" and self.python is None and not self.command:
+            raise ValueError(
+                "python: found null; kind 'sglang' needs the path of an interpreter, or a command"
+            )
+        if self.python is not None and self.command:
+            raise ValueError("command: found both command and python; give one of them")
+        for url in self.base_urls:
+            _check_url(url)
+        if len({url.rstrip("/") for url in self.base_urls}) < len(self.base_urls):
+            raise ValueError("base_urls: the same URL is listed twice; list each server once")
+        if self.count is None and self.kind != "endpoint" and not self.gpus_per_worker:
+            raise ValueError(
+                "count: found null, but these engines use no GPUs to count by; give a number"
+            )
+        return self
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers to start; None for as many as fit on the cluster."""
+        return len(self.base_urls) if self.kind == "endpoint" else self.count
+
+    @property
+    def gpus_per_worker(self) -> int:
+        if self.gpus is not None:
+            return self.gpus
+        return 1 if self.kind == "sglang" else 0
+
+
+def check_variable_name(field: str, name: str | None) -> None:
+    # The value is not shown: it may be the secret itself.
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{field}: expected the name of an environment variable")
+
+
+def _check_url(url: str) -> None:
+    # Checked first, so that no other message shows the key.
+    if "@" in url:
+        raise ValueError("base_urls: a URL contains a user or key; use api_key_env instead")
+    if "?" in url or "#" in url:
+        raise ValueError(
+            "base_urls: a URL contains '?' or '#'; remove that, and use api_key_env for a key"
+        )
+    if not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
+        raise ValueError(
+            f"base_urls: found {url!r}; expected a URL with http:// or https:// and a host"
+        )

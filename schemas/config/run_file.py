@@ -1,0 +1,72 @@
+"""The whole run file.
+
+Unknown keys are refused. The models are frozen: a run file is resolved once and then only read.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from schemas.config.engine import EngineConfig
+from schemas.config.planning import EstimateConfig, HardwareConfig, LengthsConfig, PlannerConfig
+from schemas.config.quality import QualityConfig
+from schemas.config.requests import MAX_INT32, PromptsConfig, SamplingConfig
+from schemas.config.running import (
+    ClusterConfig,
+    EventsConfig,
+    OutputConfig,
+    RetryConfig,
+    WorkConfig,
+)
+from schemas.config.section import Section
+
+
+def is_url(where: str) -> bool:
+    """Return true for the URL of an object store, false for a local path."""
+    return "://" in where
+
+
+class RunFile(Section):
+    """The whole run file. `prompts.path`, `model` and `output.folder` are required."""
+
+    prompts: PromptsConfig
+    model: Annotated[str, Field(min_length=1)]
+    thinking: bool = True
+    reasoning_in_history: bool = False
+    """Send the reasoning of earlier turns back to the model."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Added to every request, after the model family's own argument for thinking."""
+    sampling: SamplingConfig = SamplingConfig()
+    samples_per_prompt: Annotated[int, Field(ge=1)] = 1
+    engine: EngineConfig = EngineConfig()
+    retry: RetryConfig = RetryConfig()
+    work: WorkConfig = WorkConfig()
+    output: OutputConfig
+    cluster: ClusterConfig = ClusterConfig()
+    events: EventsConfig = EventsConfig()
+    hardware: list[HardwareConfig] = []
+    lengths: LengthsConfig = LengthsConfig()
+    planner: PlannerConfig = PlannerConfig()
+    estimate: EstimateConfig = EstimateConfig()
+    quality: QualityConfig = QualityConfig()
+
+    @model_validator(mode="after")
+    def _check_min_engines(self) -> Self:
+        most, least = self.engine.num_workers, self.cluster.min_engines
+        if most is not None and least > most:
+            raise ValueError(
+                f"cluster.min_engines: found {least}; expected at most the run's {most} engines"
+            )
+        return self
+
+    @property
+    def most_completion_tokens(self) -> int:
+        """Largest token budget of one request, including the last attempt of a cut turn."""
+        quality = self.quality
+        cut = (quality.cut_in_thinking, quality.cut_in_answer)
+        # A turn that was cut and loops is retried for the loop, also with the larger budget.
+        has_retries = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
+        if not has_retries or not any(flag.enabled for flag in cut):
+            return self.sampling.max_tokens
+        growth = quality.budget_factor ** (quality.max_attempts - 1)
+        return min(MAX_INT32, int(self.sampling.max_tokens * growth))

@@ -1,0 +1,55 @@
+"""The sections of a run that goes on for days: retries, leases, output, cluster and events."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from schemas.config.engine import check_variable_name
+from schemas.config.section import Section
+
+
+class RetryConfig(Section):
+    """Retries of requests that failed through no fault of their row."""
+
+    max_attempts: Annotated[int, Field(ge=1)] = 6
+    backoff_initial_s: Annotated[float, Field(ge=0)] = 0.5
+    backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
+    retry_after_max_s: Annotated[float, Field(ge=0)] = 120.0
+    """Longest Retry-After of a server that is honoured."""
+
+
+class WorkConfig(Section):
+    """Shards and leases."""
+
+    shard_rows: Annotated[int, Field(ge=1)] = 64
+    lease_ttl_s: Annotated[float, Field(ge=2)] = 60.0
+    """A worker loses its leases after this long without a heartbeat."""
+    max_shard_losses: Annotated[int, Field(ge=1)] = 10
+    """Lost workers of one shard before its rows fail."""
+
+
+class OutputConfig(Section):
+    folder: str
+    """A path that all nodes share, or a prefix in an object store: `s3://bucket/run`."""
+    flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
+
+
+class ClusterConfig(Section):
+    address: str | None = None
+    """Address of Ray. Null: the cluster of the surrounding Ray job, else a new local Ray."""
+    min_engines: Annotated[int, Field(ge=1)] = 1
+    """Engines that must be ready before rows are leased; the others join when ready."""
+    drain_timeout_s: Annotated[float, Field(gt=0)] = 2.0
+    """Time to flush after SIGTERM. `ray job stop` kills after 3 s by default."""
+
+
+class EventsConfig(Section):
+    """Notices of the run's events."""
+
+    webhook_env: Annotated[str, Field(min_length=1)] | None = None
+    """Environment variable with the URL to post to. Null: no webhook."""
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        check_variable_name("webhook_env", self.webhook_env)
+        return self
