@@ -111,7 +111,7 @@ def _export(arguments: argparse.Namespace, log: "Callable[[str], None]") -> Expo
         folder=folder,
         run=run,
         parts=tuple(manifest.parts.values()),
-        form=form_of(options, carried, _decoder(options, run, log)),
+        form=form_of(options, run.columns, carried, _decoder(options, run, log)),
     )
     destination = _destination(arguments, folder)
     if arguments.push_to_hub:

@@ -149,6 +149,9 @@ _SAMPLING = pa.struct(
 
 _TIME = pa.timestamp("ms", tz="UTC")
 
+# Columns that runs of earlier releases lack; a resume leaves them out of the run's parts.
+OPTIONAL_COLUMNS = frozenset[str]()
+
 # Carried columns follow these, under their own names and types.
 COMPLETION_SCHEMA = pa.schema(
     [

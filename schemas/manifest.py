@@ -67,7 +67,9 @@ class RunRecord:
     quality: dict[str, object] = field(default_factory=dict)
     """`quality` section of the last session's run file, which the export follows."""
     columns: tuple[str, ...] = FIRST_COLUMNS
-    """Columns of its parts before the carried ones."""
+    """Names of its parts' columns before the carried ones."""
+    own_schema: str = ""
+    """Arrow schema of those columns, serialised, in base64; empty in the first releases."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)

@@ -40,6 +40,8 @@ class SessionPlan:
     """Token of the driver's lock; publishing stops when the lock has another one."""
     frozen_name: str
     carried_schema: str
+    own_schema: str
+    """Arrow schema of the columns before the carried ones, which all parts of a run share."""
     rows_error: int
     canary: CanaryPlan | None = None
     """Canary of the session; None if there is none, or it is over."""

@@ -105,7 +105,7 @@ def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
         "num_rows": num_rows,
         "num_problems": num_problems,
         **asdict(stream.columns),
-        "carried_schema": _schema_text(_as_written(known)),
+        "carried_schema": schema_text(_as_written(known)),
         "longest": tuple(sorted(longest.items())),
     }
     folder.write_whole(_index_name(name), json.dumps(index).encode())
@@ -165,7 +165,8 @@ def schema_from_text(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text)))
 
 
-def _schema_text(schema: pa.Schema) -> str:
+def schema_text(schema: pa.Schema) -> str:
+    """Serialise a schema, for `schema_from_text`."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 

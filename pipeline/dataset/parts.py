@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.run_record import list_in_manifest, read_manifest
 from pipeline.errors import ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA, STAGING
 from schemas.completion import COMPLETION_SCHEMA, Completion
-from schemas.manifest import Part, Unlisted
+from schemas.manifest import Part, RunRecord, Unlisted
 
 _FOOTER_KEY = b"regenerate.part"
 
@@ -42,9 +43,10 @@ def stage_part(
     run_id: str,
     carried_schema: pa.Schema,
     worker_id: str,
+    own_schema: pa.Schema = COMPLETION_SCHEMA,
 ) -> Part:
     """Write `completions` to `staging/<name>`; nothing is visible yet."""
-    table = completion_table(completions, carried_schema)
+    table = completion_table(completions, carried_schema, own_schema)
     return stage_table(folder, name, table, run_id=run_id, worker_id=worker_id)
 
 
@@ -83,15 +85,18 @@ def states_and_flags(table: pa.Table) -> Iterator[tuple[str, list[str]]]:
     return zip(table["status"].to_pylist(), table["flags"].to_pylist(), strict=True)
 
 
-def completion_table(completions: Sequence[Completion], carried_schema: pa.Schema) -> pa.Table:
-    """COMPLETION_SCHEMA followed by the carried columns, one row per completion."""
+def completion_table(
+    completions: Sequence[Completion],
+    carried_schema: pa.Schema,
+    own_schema: pa.Schema = COMPLETION_SCHEMA,
+) -> pa.Table:
+    """Build the run's own columns followed by the carried ones, one row per completion."""
     rows = [_flat(completion) for completion in completions]
     columns = [
-        pa.array([row[column.name] for row in rows], type=column.type)
-        for column in COMPLETION_SCHEMA
+        pa.array([row[column.name] for row in rows], type=column.type) for column in own_schema
     ]
     columns += [_carried_array(completions, column) for column in carried_schema]
-    return pa.table(columns, schema=pa.schema([*COMPLETION_SCHEMA, *carried_schema]))
+    return pa.table(columns, schema=pa.schema([*own_schema, *carried_schema]))
 
 
 def _carried_array(completions: Sequence[Completion], column: pa.Field) -> pa.Array:
@@ -121,6 +126,34 @@ def _flat(completion: Completion) -> dict[str, object]:
     row["started_at"] = datetime.fromtimestamp(completion.started_at_s, UTC)
     row["finished_at"] = datetime.fromtimestamp(completion.finished_at_s, UTC)
     return row
+
+
+def own_schema_of(folder: Folder, record: RunRecord) -> pa.Schema:
+    """Return the columns of the run's parts before the carried ones.
+
+    All parts of a run have the same, so that `data/` is one data set whatever release resumes it.
+    A run whose release recorded only their names has those of its parts.
+    """
+    if record.own_schema:
+        return schema_from_text(record.own_schema)
+    for place in (DATA, STAGING):
+        for name in folder.names(place):
+            schema = _schema_of_part(folder, f"{place}/{name}", record.run_id)
+            if schema is not None:
+                return pa.schema([field for field in schema if field.name in record.columns])
+    return COMPLETION_SCHEMA
+
+
+def _schema_of_part(folder: Folder, path: str, run_id: str) -> pa.Schema | None:
+    """Return the schema of a complete part of this run; None for any other file."""
+    try:
+        with opened_parquet(folder, path) as file:
+            footer = footer_of(file)
+            is_own = isinstance(footer, dict) and footer.get("run_id") == run_id
+            return file.schema_arrow.remove_metadata() if is_own else None
+    except (pa.ArrowException, OSError, ValueError):
+        # Truncated or foreign: recovery reports it.
+        return None
 
 
 # -- publishing

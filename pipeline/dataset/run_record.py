@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import DATA, LOGS, MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY, STAGING
-from schemas.completion import COMPLETION_SCHEMA
+from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS
 from schemas.config.reader import stored_run_file
 from schemas.config.run_file import RunFile
 from schemas.manifest import (
@@ -67,7 +67,7 @@ def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bo
 def check_columns(record: RunRecord) -> None:
     """Raise ResumeError when the folder's parts have other columns than this version writes."""
     ours, theirs = set(COMPLETION_SCHEMA.names), set(record.columns)
-    if ours != theirs:
+    if (ours ^ theirs) - (OPTIONAL_COLUMNS - theirs):
         names = ", ".join(sorted(ours ^ theirs))
         raise ResumeError(
             f"output.folder: its parts were written by another version of this project, with other "

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.completion import COMPLETION_SCHEMA
 from schemas.export import ExportFormat, ExportOptions, ReasoningPlace
 
 KEY_COLUMNS = ("row_id", "sample_index")
@@ -41,6 +40,8 @@ class RowForm:
 
     format: ExportFormat
     reasoning: ReasoningPlace
+    own: tuple[str, ...]
+    """Columns of the run's parts before the carried ones."""
     carried: tuple[str, ...]
     decode: Decode | None = None
     """Texts of many turns' token ids, without special tokens; None without a tokenizer."""
@@ -49,7 +50,7 @@ class RowForm:
     def columns(self) -> list[str]:
         """Columns of a part that the form needs."""
         if self.format == "rows":
-            return [*COMPLETION_SCHEMA.names, *self.carried]
+            return [*self.own, *self.carried]
         body = "turns" if self.format == "tokens" else "messages"
         return [*KEY_COLUMNS, body, *self.carried]
 
@@ -241,12 +242,15 @@ def _joined(prompt: pa.ListArray, generated: pa.ListArray) -> tuple[pa.ListArray
     return input_ids, pa.ListArray.from_arrays(bounds, mask)
 
 
-def form_of(options: ExportOptions, carried: Sequence[str], decode: Decode | None) -> RowForm:
+def form_of(
+    options: ExportOptions, own: Sequence[str], carried: Sequence[str], decode: Decode | None
+) -> RowForm:
     """Resolve the options' default place of the reasoning."""
     default: ReasoningPlace = "inline" if options.format == "conversations" else "apart"
     return RowForm(
         format=options.format,
         reasoning=options.reasoning or default,
+        own=tuple(own),
         carried=tuple(carried),
         decode=decode,
     )

@@ -108,6 +108,7 @@ class WorkerActor:
                 folder,
                 run_id=plan.run_id,
                 carried_schema=schema_from_text(plan.carried_schema),
+                own_schema=schema_from_text(plan.own_schema),
                 worker_id=worker_id,
             ),
             log=lambda line: book.log.remote(line),

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
-from pipeline.dataset.frozen import FrozenPrompts, freeze, frozen_prompts, remove_other_sets
+from pipeline.dataset.frozen import (
+    FrozenPrompts,
+    freeze,
+    frozen_prompts,
+    remove_other_sets,
+    schema_text,
+)
+from pipeline.dataset.parts import own_schema_of
 from pipeline.dataset.prompts import InputColumns, input_fingerprint, read_prompts
 from pipeline.dataset.recovery import recover
 from pipeline.dataset.run_record import (
@@ -93,6 +100,7 @@ def prepare(
         token=token,
         frozen_name=frozen.name,
         carried_schema=record.carried_schema,
+        own_schema=record.own_schema,
         rows_error=session.rows_error,
         canary=due.plan,
         accepted_shares=due.accepted,
@@ -194,10 +202,12 @@ class _Preparation:
                 identity=identity,
                 carried_schema=frozen.carried_schema,
                 columns=tuple(COMPLETION_SCHEMA.names),
+                own_schema=schema_text(COMPLETION_SCHEMA),
             )
             write_run(self.folder, record)
             return record
         drift = check_identity(record, identity, accept_drift=self.options.accept_drift)
+        record = _with_own_schema(self.folder, record)
         if not drift:
             return record
         _check_kept_columns(drift)
@@ -284,6 +294,17 @@ def _check_kept_columns(drift: Sequence[str]) -> None:
             f"{columns_drift}\nthe parts of one data set have the same columns, so --accept-drift "
             "does not reach this key; use another output.folder"
         )
+
+
+def _with_own_schema(folder: Folder, record: RunRecord) -> RunRecord:
+    """Record the columns of a run whose release recorded only their names."""
+    if record.own_schema:
+        return record
+    schema = own_schema_of(folder, record)
+    columns = tuple(schema.names)
+    record = dataclasses.replace(record, columns=columns, own_schema=schema_text(schema))
+    write_run(folder, record)
+    return record
 
 
 def _with_quality(folder: Folder, record: RunRecord, config: RunFile) -> RunRecord:

@@ -12,9 +12,11 @@ import pytest
 
 from pipeline.dataset import parts as run_parts
 from pipeline.dataset import run_record
+from pipeline.dataset.frozen import schema_text
 from pipeline.errors import ResumeError
 from pipeline.store.run_folder import DATA, STAGING
 from schemas.completion import COMPLETION_SCHEMA, Completion, Turn
+from schemas.manifest import RunIdentity, RunRecord
 from schemas.prompt import Message, SamplingParams
 from tests.fakes.output_folder import (
     FULL_TURN,
@@ -114,6 +116,37 @@ def test_whatever_arrow_raises_for_a_carried_value_names_the_column(
         run_parts.completion_table(
             [completion("a", carried={"level": value})], pa.schema([("level", kind)])
         )
+
+
+def test_parts_of_one_run_keep_the_columns_of_its_first_release(
+    tmp_path: Path, completion: Build
+) -> None:
+    folder = fresh(tmp_path)
+    fewer = pa.schema([f for f in COMPLETION_SCHEMA if f.name not in ("plan", "messages")])
+    run_parts.stage_part(
+        folder, "p1.parquet", [completion("a")], run_id="r", carried_schema=pa.schema([]),
+        worker_id="w0", own_schema=fewer,
+    )  # fmt: skip
+    record = RunRecord(
+        run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema="",
+        columns=tuple(fewer.names),
+    )  # fmt: skip
+    found = run_parts.own_schema_of(folder, record)
+    assert found == fewer
+    recorded = dataclasses.replace(record, own_schema=schema_text(found), run_id="another")
+    assert run_parts.own_schema_of(folder, recorded) == fewer
+    assert run_parts.completion_table([completion("b")], pa.schema([]), found).schema == fewer
+
+
+def test_run_without_parts_gets_the_columns_of_this_release(
+    tmp_path: Path, completion: Build
+) -> None:
+    folder = fresh(tmp_path)
+    record = RunRecord(
+        run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema=""
+    )
+    published(folder, "of-another-run", [completion("a")])
+    assert run_parts.own_schema_of(folder, record) == COMPLETION_SCHEMA
 
 
 # -- one part

@@ -480,7 +480,10 @@ def test_size_of_a_row_is_estimated_from_kept_rows_alone(run: LocalFolder) -> No
     record = check_has_run(run)
     parts = tuple(read_manifest(run).parts.values())
     source = ExportSource(
-        folder=run, run=record, parts=parts, form=form_of(ExportOptions(), ["level"], None)
+        folder=run,
+        run=record,
+        parts=parts,
+        form=form_of(ExportOptions(), record.columns, ["level"], None),
     )
     index = index_rows(source, ExportOptions())
     kept_rows = next(source.batches(NUM_ROWS))[1]

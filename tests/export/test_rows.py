@@ -125,7 +125,7 @@ def test_token_rows_are_those_of_a_plain_loop(
     drawn: list[list[dict[str, Any]]], is_decoded: bool
 ) -> None:
     rows = [[turn(one) for one in turns] for turns in drawn]
-    form = form_of(TOKENS, ["level"], decode if is_decoded else None)
+    form = form_of(TOKENS, COMPLETION_SCHEMA.names, ["level"], decode if is_decoded else None)
     made, left_out = converted(form, rows)
     assert (made.to_pylist(), left_out) == plain_token_rows(rows, is_decoded=is_decoded)
 
@@ -155,7 +155,7 @@ def test_sound_rows_of_many_lengths_are_those_of_a_plain_loop(
         decoded.append([len(ids) for ids in lists])
         return decode(lists)
 
-    made, left_out = converted(form_of(TOKENS, ["level"], noting), rows)
+    made, left_out = converted(form_of(TOKENS, COMPLETION_SCHEMA.names, ["level"], noting), rows)
     assert not left_out
     assert all(sum(lengths) <= 40 or len(lengths) == 1 for lengths in decoded)
     # The next list would not have fitted, unless the run was the last of its pass.
@@ -176,5 +176,5 @@ def test_only_ids_are_decoded_that_follow_the_thinking() -> None:
         return decode(lists)
 
     ids = FILLER | {"completion_token_ids": [5, 6, 7, 8], "reasoning_tokens": 2}
-    form_of(TOKENS, ["level"], noting).convert(batch_of([[turn(ids)]]))
+    form_of(TOKENS, COMPLETION_SCHEMA.names, ["level"], noting).convert(batch_of([[turn(ids)]]))
     assert seen == [[7, 8]]

@@ -52,6 +52,7 @@ def coordinator(tmp_path: Path) -> Build:
             token=holder.token,
             frozen_name="f",
             carried_schema="",
+            own_schema="",
             rows_error=0,
         )
         return Coordinator(plan, bytes(num_rows))

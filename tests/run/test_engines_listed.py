@@ -48,6 +48,7 @@ def new_session(folder: LocalFolder, prompts: list[Prompt]) -> Coordinator:
         token=lock.this_process().token,
         frozen_name=the_frozen.name,
         carried_schema=the_frozen.carried_schema,
+        own_schema="",
         rows_error=0,
     )
     return Coordinator(plan, bytes(len(prompts) * SAMPLES))
