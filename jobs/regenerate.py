@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     with open_console("driver", arguments.log_format) as console:
         try:
-            config = _with_absolute_paths(read_run_file(arguments.run_file, arguments.set))
+            config = _resolved(read_run_file(arguments.run_file, arguments.set))
             if arguments.dry_run:
                 return _dry_run(config, arguments, console)
             return _run(config, arguments, console)
@@ -105,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     add_log_format(parser)
     return parser
+
+
+def _resolved(config: RunFile) -> RunFile:
+    """Return the run file with what it leaves to this machine and to the model's own files."""
+    from pipeline.run_file import with_model_sampling
+
+    return with_model_sampling(_with_absolute_paths(config))
 
 
 def _with_absolute_paths(config: RunFile) -> RunFile:

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from pipeline.errors import ConfigError, PlanError
-from pipeline.models.files import load_model, read_model
+from pipeline.models.files import generation_config, load_model, read_model
 from pipeline.planner.cards import gpu_named, gpu_of
 from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
 from pipeline.planner.estimate.prices import prices_of
@@ -20,6 +20,7 @@ from pipeline.planner.rate.throughput import accept_odds
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from pipeline.planner.sglang.releases import rules_for
 from schemas.config.planning import HardwareConfig
+from schemas.config.reader import run_file_of
 from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize
 from schemas.plan import Calibration, ModelFacts
@@ -31,6 +32,10 @@ _TEMPLATE_TOKENS = 1024
 # assumed: enough for a short question and the longest template, at next to no cost
 _LEAST_CONTEXT_TOKENS = 8192
 _CONTEXT_STEP_TOKENS = 1024
+
+# The parameters that SGLang takes from the file: model_config.py, get_default_sampling_params,
+# 0.5.23.
+_MODEL_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 # A card's name -> the user's own price per GPU-hour, on demand and on spot.
 OwnPrices = Mapping[str, tuple[float | None, float | None]]
@@ -233,9 +238,34 @@ def output_limit_tokens(run: RunFile) -> int:
     return longest_output(
         run.lengths.output_tokens_mean,
         run.lengths.output_tokens_cv,
-        run.sampling.max_tokens,
-        max_tokens_given="max_tokens" in run.sampling.model_fields_set,
+        run.sampling.limit_tokens,
+        max_tokens_given=run.sampling.max_tokens is not None
+        and "max_tokens" in run.sampling.model_fields_set,
     )
+
+
+def with_model_sampling(run: RunFile) -> RunFile:
+    """Resolve `sampling: model`: keys that are not given come from the model's own file.
+
+    Keys that the file lacks are left to the server, as the run file's null does. Raises ConfigError
+    where the file cannot be found.
+    """
+    sampling = run.sampling
+    if sampling.base is None:
+        return run
+    try:
+        found = generation_config(run.model)
+    except PlanError as error:
+        raise ConfigError(f"sampling: {error}") from None
+    if found is None:
+        raise ConfigError(
+            f"sampling: found no generation_config.json of {run.model!r}, neither in a folder of "
+            "that name, nor in the hub's cache, nor on the hub; give the values instead"
+        )
+    own = {key: found.get(key) for key in _MODEL_SAMPLING if key not in sampling.model_fields_set}
+    given = sampling.model_dump(exclude_unset=True, exclude={"base"})
+    source = f"generation_config.json of {run.model}"
+    return run_file_of({**run.model_dump(exclude_unset=True), "sampling": {**own, **given}}, source)
 
 
 def search_limits(run: RunFile) -> SearchLimits:

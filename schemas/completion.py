@@ -134,16 +134,26 @@ _TURN = pa.struct(
     ]
 )
 
+_TOKEN_BIAS = pa.struct(
+    [
+        pa.field("token_id", pa.string(), nullable=False),
+        pa.field("bias", pa.float64(), nullable=False),
+    ]
+)
+
 _SAMPLING = pa.struct(
     [
-        pa.field("temperature", pa.float64(), nullable=False),
-        pa.field("top_p", pa.float64(), nullable=False),
+        pa.field("temperature", pa.float64()),
+        pa.field("top_p", pa.float64()),
         pa.field("top_k", pa.int32()),
         pa.field("min_p", pa.float64()),
         pa.field("presence_penalty", pa.float64()),
         pa.field("repetition_penalty", pa.float64()),
-        pa.field("max_tokens", pa.int32(), nullable=False),
+        pa.field("max_tokens", pa.int32()),
         pa.field("seed", pa.int64()),
+        pa.field("frequency_penalty", pa.float64()),
+        pa.field("stop", pa.list_(pa.string())),
+        pa.field("logit_bias", pa.list_(_TOKEN_BIAS)),
     ]
 )
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from schemas.config.requests import SamplingConfig
+
 Longest = Sequence[tuple[int, int]]
 """Pairs of turns to generate and most prompt tokens of a row with that many, without answers."""
 
@@ -68,17 +70,39 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Sampling parameters; None leaves the engine's default."""
+class TokenBias:
+    """What is added to the logit of one token."""
 
-    temperature: float
-    top_p: float
+    token_id: str
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters; None leaves a value to the server."""
+
+    temperature: float | None
+    top_p: float | None
     top_k: int | None
     min_p: float | None
     presence_penalty: float | None
     repetition_penalty: float | None
-    max_tokens: int
+    max_tokens: int | None
     seed: int | None
+    frequency_penalty: float | None = None
+    stop: tuple[str, ...] | None = None
+    logit_bias: tuple[TokenBias, ...] | None = None
+
+    @classmethod
+    def of(cls, config: SamplingConfig) -> "SamplingParams":
+        """Return the parameters of a run file."""
+        values = config.model_dump(exclude={"base", "stop", "logit_bias"})
+        biases = (config.logit_bias or {}).items()
+        return cls(
+            **values,
+            stop=None if config.stop is None else tuple(config.stop),
+            logit_bias=tuple(TokenBias(token_id=key, bias=bias) for key, bias in biases) or None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

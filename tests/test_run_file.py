@@ -1,5 +1,7 @@
 """A run file in the planner's words: one owner for limits, load, flags, context and cards."""
 
+import json
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from pipeline.run_file import (
     search_limits,
     usd_per_gpu_hour,
     users_flags,
+    with_model_sampling,
     with_planner_settings,
 )
 from schemas.config.run_file import RunFile
@@ -239,3 +242,59 @@ def test_estimates_query_carries_every_word_of_the_run_file() -> None:
     assert query.base.number("context-length") == needed
     unknown = with_planner_settings(config, sglang_version="0.9.9")
     assert estimate_query(unknown, size, lengths, today=TODAY).release_known is False
+
+
+# --- sampling of the model ---------------------------------------------------------------------
+
+
+def with_generation_config(tmp_path: Path, sampling: object, values: object) -> RunFile:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    return with_model_sampling(
+        RunFile.model_validate(
+            {
+                "prompts": {"path": "p"},
+                "model": str(tmp_path),
+                "output": {"folder": "o"},
+                "sampling": sampling,
+            }
+        )
+    )
+
+
+def test_sampling_of_the_model_is_what_its_own_file_says(tmp_path: Path) -> None:
+    values = {"temperature": 1.0, "top_k": 40, "do_sample": True, "eos_token_id": [1, 2]}
+    sampling = with_generation_config(tmp_path, "model", values).sampling
+    found = sampling.model_dump(exclude_none=True)
+    assert found == {"temperature": 1.0, "top_k": 40, "max_tokens": 4096, "seed": 7}
+
+
+def test_given_values_outrank_those_of_the_model(tmp_path: Path) -> None:
+    given = {"base": "model", "temperature": None, "max_tokens": 9}
+    run = with_generation_config(tmp_path, given, {"temperature": 1.0, "top_p": 0.8})
+    assert (run.sampling.temperature, run.sampling.top_p, run.sampling.max_tokens) == (None, 0.8, 9)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"temperature": 9}, "sampling.temperature: found 9 (int); it should be less than or"),
+        ([], "generation_config.json is not a JSON object"),
+    ],
+)
+def test_unusable_sampling_of_the_model_is_named(tmp_path: Path, values: object, line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        with_generation_config(tmp_path, "model", values)
+
+
+def test_model_without_a_file_of_its_own_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^sampling: found no generation_config\.json of 'm'"):
+        with_model_sampling(
+            RunFile.model_validate(
+                {
+                    "prompts": {"path": "p"},
+                    "model": "m",
+                    "output": {"folder": "o"},
+                    "sampling": "model",
+                }
+            )
+        )

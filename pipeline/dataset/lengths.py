@@ -111,7 +111,7 @@ def expected_lengths(
     config: RunFile, pilot: str | None = None, *, limit_tokens: int | None = None
 ) -> LengthModel:
     """Return the lengths of a pilot, a column, the run file or the prior, in this order."""
-    limit = limit_tokens or config.sampling.max_tokens
+    limit = limit_tokens or config.sampling.limit_tokens
     lengths = config.lengths
     if pilot is not None:
         turns = list(_pilot_turns(pilot))

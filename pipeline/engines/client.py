@@ -18,10 +18,11 @@ from typing import Any, TypeGuard, TypeVar
 import anyio
 import openai
 
+from pipeline.engines.body import request_body
 from pipeline.errors import EngineError
 from pipeline.models.thinking import split_thinking
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.prompt import Message, Request
+from schemas.prompt import Request
 
 # The server read the request and refused it for its contents. Other statuses do not blame the row.
 _ROWS_OWN_FAULT = frozenset({400, 413, 422})
@@ -76,6 +77,8 @@ class ChatClient:
     opens_in_prompt: bool
     return_token_ids: bool
     timeout_s: float
+    further_fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of every request's body beyond those of a prompt and its sampling."""
     _page_client: openai.AsyncOpenAI | None = None
     _lanes: list[_Lane] = field(default_factory=list)
 
@@ -168,27 +171,15 @@ class ChatClient:
         )
 
     def _arguments(self, request: Request) -> dict[str, Any]:
-        sampling = request.sampling
-        optional = {
-            "seed": sampling.seed,
-            "presence_penalty": sampling.presence_penalty,
-        }
-        beyond_openai = {
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "chat_template_kwargs": dict(self.template_kwargs) or None,
-            "return_token_ids": self.return_token_ids or None,
-        }
-        return {
-            "model": self.model,
-            "messages": [_message(message) for message in request.messages],
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            **_without_none(optional),
-            "extra_body": _without_none(beyond_openai),
-        }
+        body = request_body(
+            request,
+            model=self.model,
+            template_kwargs=self.template_kwargs,
+            return_token_ids=self.return_token_ids,
+            further_fields=self.further_fields,
+        )
+        # The library sends fields that it does not know only from `extra_body`.
+        return {"model": body.pop("model"), "messages": body.pop("messages"), "extra_body": body}
 
 
 async def _closing_connections(call: Awaitable[T]) -> T:
@@ -214,17 +205,6 @@ async def _closing_connections(call: Awaitable[T]) -> T:
             task.exception()
         raise
     return answers[0]
-
-
-def _without_none(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _message(message: Message) -> dict[str, str]:
-    sent = {"role": message.role, "content": message.content}
-    if message.reasoning_content is not None:
-        sent["reasoning_content"] = message.reasoning_content
-    return sent
 
 
 # --- responses ----------------------------------------------------------------------------------

@@ -292,6 +292,7 @@ class ServedEngine:
             opens_in_prompt=config.thinking and family(config.model).opens_in_prompt,
             return_token_ids=engine.return_token_ids and engine.kind != "embedded",
             timeout_s=request_timeout_s(config),
+            further_fields=config.request,
         )
 
 

@@ -19,6 +19,7 @@ from pipeline.models.facts import model_facts
 from schemas.plan import ModelFacts
 
 _CATALOGUE = Path(__file__).with_name("data") / "model_configs.json"
+_GENERATION_FILE = "generation_config.json"
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 5.0
 
@@ -98,6 +99,14 @@ def find_model(name: str) -> ModelFiles:
         f"no config known for model {name!r}: not in the catalogue, not in the hub cache, and "
         f"the hub did not return it; pass --model-config FILE"
     )
+
+
+def generation_config(name: str) -> Mapping[str, Any] | None:
+    """Find a model's generation_config.json: in its folder, the hub's cache, then on the hub."""
+    folder = Path(name) if Path(name).is_dir() else _hub_cache(name)
+    if folder is not None and (folder / _GENERATION_FILE).exists():
+        return _read(folder / _GENERATION_FILE)
+    return _download(name, _GENERATION_FILE) if "/" in name and folder != Path(name) else None
 
 
 def _read(path: Path) -> Mapping[str, Any]:

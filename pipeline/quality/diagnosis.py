@@ -177,7 +177,8 @@ def _why_cut(rows: list[Mapping[str, Any]], budgets: Budgets | None, config: Run
         (turn["completion_tokens"] or 0 for row in cut for turn in row["turns"]), default=0
     )
     limit = "sampling.max_tokens"
-    if 0 < longest < config.sampling.max_tokens:
+    budget = config.sampling.max_tokens
+    if budget is None or 0 < longest < budget:
         limit = "the engine's context (engine.context_length, --context-length)"
     if budgets is None:
         return f"{limit} is too small, and too few rows ended by themselves to estimate more"
@@ -232,7 +233,9 @@ def _why_looping(config: RunFile) -> str:
             "sampling.temperature is 0: thinking models loop with greedy decoding (their model "
             "cards recommend 0.6 to 1.0)"
         )
+    temperature = config.sampling.temperature
+    shown = "of the server's choice" if temperature is None else f"{temperature:g}"
     return (
-        f"loops at temperature {config.sampling.temperature:g}: raise it or presence_penalty to "
+        f"loops at temperature {shown}: raise it or presence_penalty to "
         f"what the model card recommends; if that is what it has, suspect the quantisation"
     )

@@ -90,19 +90,30 @@ def retry_sampling(
     is_greedy = params.temperature == 0
     if causes & CUT_FLAGS:
         # A turn that was cut while it looped needs another sample, not a larger budget.
-        grown = int(params.max_tokens * quality.budget_factor**retry)
-        budget = min(grown, most_tokens) if most_tokens is not None else grown
-        if budget <= params.max_tokens and causes <= CUT_FLAGS | {"empty_answer"}:
+        budget = _grown_budget(params.max_tokens, most_tokens, quality.budget_factor**retry)
+        if budget is None and causes <= CUT_FLAGS | {"empty_answer"}:
             return None
-        params = replace(params, max_tokens=max(budget, params.max_tokens))
+        params = replace(params, max_tokens=budget or params.max_tokens)
     if "looping" in causes or is_greedy:
         step = quality.temperatures[min(retry, len(quality.temperatures)) - 1]
-        params = replace(params, temperature=max(params.temperature, step))
+        params = replace(params, temperature=max(params.temperature or 0.0, step))
     if params.seed is None:
         return params
     row_id, sample_index, turn_index = row
     seed = derived_seed(params, f"{row_id}\n{retry}", sample_index, turn_index)
     return replace(params, seed=seed)
+
+
+def _grown_budget(max_tokens: int | None, room: int | None, factor: float) -> int | None:
+    """Return a larger token budget within the context's room; None where there is none.
+
+    A turn without a budget of its own was cut by the context.
+    """
+    if max_tokens is None:
+        return None
+    grown = int(max_tokens * factor)
+    budget = grown if room is None else min(grown, room)
+    return budget if budget > max_tokens else None
 
 
 # -- emptiness and length

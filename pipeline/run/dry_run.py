@@ -51,7 +51,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     for batch in _batches(stream.prompts):
         ids.append(_ids(batch))
         for prompt in batch:
-            sums.add(prompt, max_tokens=config.sampling.max_tokens)
+            sums.add(prompt, max_tokens=config.sampling.max_tokens or 1)
     if not sums.num_prompts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
     states = bytearray(sums.num_prompts * samples)

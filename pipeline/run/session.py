@@ -115,7 +115,11 @@ def run_identity(config: RunFile, columns: InputColumns) -> RunIdentity:
         "thinking": config.thinking,
         "reasoning_in_history": config.reasoning_in_history,
         "chat_template_kwargs": dict(config.chat_template_kwargs),
-        **{f"sampling.{key}": value for key, value in config.sampling.model_dump().items()},
+        **{
+            f"sampling.{key}": value
+            for key, value in config.sampling.model_dump(exclude={"base"}).items()
+        },
+        "request": config.request or None,
         **{f"prompts.{name}": value for name, value in dataclasses.asdict(columns).items()},
         "prompts.system_prompt": config.prompts.system_prompt,
         "prompts.id_column": config.prompts.id_column,

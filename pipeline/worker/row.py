@@ -100,7 +100,7 @@ def add_or_retry_turn(
         if context_length is not None and turn.prompt_tokens is not None:
             room = context_length - turn.prompt_tokens
         again = retry_sampling(
-            SamplingParams(**config.sampling.model_dump()),
+            SamplingParams.of(config.sampling),
             flags,
             retry=row.quality_retries_of_turn + 1,
             quality=quality,
@@ -202,5 +202,5 @@ def engine_killed(row: Row, cause: str) -> Problem:
 
 
 def _seeded(row: Row, config: RunFile, turn_index: int) -> SamplingParams:
-    params = SamplingParams(**config.sampling.model_dump())
+    params = SamplingParams.of(config.sampling)
     return with_own_seed(params, row.prompt.row_id, row.sample_index, turn_index)

@@ -1,14 +1,19 @@
 """The sections `prompts` and `sampling`: what is read and how each request samples."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.config.section import Section
 
 PromptShape = Literal["messages", "conversations", "prompt"]
 # Integer widths of the output's `sampling` column.
 MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+# assumed: about the longest context that servers offer for completions without a limit
+MOST_UNLIMITED_TOKENS = 131_072
+
+_TokenId = Annotated[str, Field(pattern=r"^\d+$")]
 
 
 class PromptsConfig(Section):
@@ -46,14 +51,74 @@ class PromptsConfig(Section):
 
 
 class SamplingConfig(Section):
-    """Sampling parameters of every request; null leaves the engine's default."""
+    """Sampling parameters of every request; null leaves a value to the server."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.6
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    base: Literal["model"] | None = None
+    """`model`: keys that are not given come from the model's generation_config.json, and are left
+    to the server where that has none. `sampling: model` is short for it. Null: the defaults here.
+    """
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.6
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = 20
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] = 4096
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = 4096
+    """Token budget of one completion. Null: what the server's context leaves."""
     seed: Annotated[int, Field(ge=0, le=_MAX_INT64)] | None = 7
     """Base of each request's own seed; null sends no seed."""
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Texts that end a completion; one text or a list."""
+    logit_bias: (
+        Annotated[
+            dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    """Token id: what is added to its logit."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _list_of_one(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _ids_as_text(cls, value: object) -> object:
+        """Accept ids as numbers, as YAML reads them; JSON has only keys of text."""
+        if not isinstance(value, dict):
+            return value
+        return {str(key) if type(key) is int else key: bias for key, bias in value.items()}
+
+    @property
+    def limit_tokens(self) -> int:
+        """Token budget to plan for, also where the server decides."""
+        return MOST_UNLIMITED_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+def check_request_fields(fields: Mapping[str, object]) -> None:
+    """Raise ValueError for fields of the request's body that the run sets itself."""
+    for name in fields:
+        if name in _OWN_FIELDS:
+            raise ValueError(f"{name}: the run sets this field; use {_OWN_FIELDS[name]}")
+
+
+_SAMPLING_KEYS = [name for name in SamplingConfig.model_fields if name != "base"]
+# Field of a request's body: the key that sets it.
+_OWN_FIELDS = {
+    **{name: f"sampling.{name}" for name in _SAMPLING_KEYS},
+    "max_completion_tokens": "sampling.max_tokens",
+    "model": "engine.served_model_name",
+    "messages": "the columns of prompts",
+    "input_ids": "the columns of prompts",
+    "tools": "prompts.tools_column",
+    "functions": "prompts.tools_column",
+    "chat_template_kwargs": "chat_template_kwargs of the run file",
+    "return_token_ids": "engine.return_token_ids",
+    "return_prompt_token_ids": "engine.return_token_ids",
+    "n": "samples_per_prompt",
+    "stream": "none, because answers are read whole",
+    "stream_options": "none, because answers are read whole",
+}

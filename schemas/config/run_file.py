@@ -5,12 +5,17 @@ Unknown keys are refused. The models are frozen: a run file is resolved once and
 
 from typing import Annotated, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from schemas.config.engine import EngineConfig
 from schemas.config.planning import EstimateConfig, HardwareConfig, LengthsConfig, PlannerConfig
 from schemas.config.quality import QualityConfig
-from schemas.config.requests import MAX_INT32, PromptsConfig, SamplingConfig
+from schemas.config.requests import (
+    MAX_INT32,
+    PromptsConfig,
+    SamplingConfig,
+    check_request_fields,
+)
 from schemas.config.running import (
     ClusterConfig,
     EventsConfig,
@@ -37,6 +42,8 @@ class RunFile(Section):
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Added to every request, after the model family's own argument for thinking."""
     sampling: SamplingConfig = SamplingConfig()
+    request: dict[str, JsonValue] = {}
+    """Further fields of every request's body, such as `custom_params: {thinking_budget: 2048}`."""
     samples_per_prompt: Annotated[int, Field(ge=1)] = 1
     engine: EngineConfig = EngineConfig()
     retry: RetryConfig = RetryConfig()
@@ -49,6 +56,17 @@ class RunFile(Section):
     planner: PlannerConfig = PlannerConfig()
     estimate: EstimateConfig = EstimateConfig()
     quality: QualityConfig = QualityConfig()
+
+    @field_validator("sampling", mode="before")
+    @classmethod
+    def _sampling_of_model(cls, value: object) -> object:
+        return {"base": "model"} if value == "model" else value
+
+    @field_validator("request")
+    @classmethod
+    def _check_request(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        check_request_fields(value)
+        return value
 
     @model_validator(mode="after")
     def _check_min_engines(self) -> Self:
@@ -66,7 +84,8 @@ class RunFile(Section):
         cut = (quality.cut_in_thinking, quality.cut_in_answer)
         # A turn that was cut and loops is retried for the loop, also with the larger budget.
         has_retries = any(flag.enabled and flag.policy == "retry" for flag in quality.flags())
-        if not has_retries or not any(flag.enabled for flag in cut):
-            return self.sampling.max_tokens
+        is_retried = has_retries and any(flag.enabled for flag in cut)
+        if self.sampling.max_tokens is None or not is_retried:
+            return self.sampling.limit_tokens
         growth = quality.budget_factor ** (quality.max_attempts - 1)
         return min(MAX_INT32, int(self.sampling.max_tokens * growth))

@@ -39,7 +39,7 @@ SKYPILOT_KEYS |= {"file_mounts", "setup", "run", "config"}
 def test_run_file_is_valid(path: Path) -> None:
     config = read_run_file(path)
     context = config.engine.context_length or flag(config, "--context-length")
-    assert context is None or int(context) > config.sampling.max_tokens
+    assert context is None or int(context) > (config.sampling.max_tokens or 0)
 
 
 @pytest.mark.parametrize("name", FOUNDING)

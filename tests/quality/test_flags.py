@@ -331,6 +331,19 @@ def test_cut_turn_without_room_is_not_asked_again() -> None:
     assert retried({"cut_in_answer", "looping"}, room=100) is not None
 
 
+def test_turn_without_a_budget_of_its_own_was_cut_by_the_context() -> None:
+    unlimited = replace(SAMPLING, max_tokens=None)
+    quality = QualityConfig()
+    for flags_of_turn in ({"cut_in_answer"}, {"cut_in_thinking", "empty_answer"}):
+        again = retry_sampling(
+            unlimited, flags_of_turn, retry=1, quality=quality, most_tokens=9, row=("a", 0, 0)  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert again is None
+    looped = retried({"cut_in_answer", "looping"})
+    assert looped is not None
+    assert looped.temperature == 0.8
+
+
 def test_loop_is_asked_again_hotter_step_by_step() -> None:
     heats = [retried({"looping"}, retry=retry) for retry in (1, 2, 3)]
     assert [params and params.temperature for params in heats] == [0.8, 1.0, 1.0]

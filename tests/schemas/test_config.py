@@ -10,6 +10,7 @@ import yaml
 from pipeline.errors import ConfigError
 from schemas.config.quality import QualityConfig
 from schemas.config.reader import read_run_file, run_file_of, stored_run_file
+from schemas.config.requests import SamplingConfig
 from schemas.config.run_file import RunFile, is_url
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
@@ -60,16 +61,8 @@ def test_plan_is_given_by_its_word(read: Read, word: str) -> None:
 def test_minimal_run_file_has_the_documented_defaults(read: Read) -> None:
     config = read()
     assert (config.thinking, config.samples_per_prompt) == (True, 1)
-    assert config.sampling.model_dump() == {
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 20,
-        "min_p": None,
-        "presence_penalty": None,
-        "repetition_penalty": None,
-        "max_tokens": 4096,
-        "seed": 7,
-    }
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 4096, "seed": 7}
+    assert config.sampling.model_dump(exclude_none=True) == given
     assert config.prompts.column is None
     assert config.prompts.id_column is None
     assert config.prompts.keep_columns == []
@@ -324,6 +317,7 @@ def test_long_value_is_cut_in_the_message(mistakes: Mistakes) -> None:
         ("sampling.min_p", [0, 1], [-0.1, 1.1]),
         ("sampling.presence_penalty", [-2, 2], [-2.1, 2.1]),
         ("sampling.repetition_penalty", [0.1, 2], [0, 2.1]),
+        ("sampling.frequency_penalty", [-2, 2], [-2.1, 2.1]),
         ("sampling.max_tokens", [1, 2**31 - 1], [0, 2**31]),
         ("sampling.seed", [0, 2**63 - 1], [-1, 2**63]),
         ("samples_per_prompt", [1], [0]),
@@ -588,3 +582,52 @@ def test_plain_values_with_mistakes_are_refused_by_their_source() -> None:
         "readings, its run file: model: found 1 (int); it should be a valid string",
         "readings, its run file: prompts: missing; this key has no default",
     ]
+
+
+# -- sampling and the request's body
+
+
+def test_every_sampling_key_may_be_null(read: Read) -> None:
+    keys = [name for name in SamplingConfig.model_fields if name != "base"]
+    config = read("sampling: {" + ", ".join(f"{key}: null" for key in keys) + "}")
+    assert set(config.sampling.model_dump().values()) == {None}
+    assert config.sampling.limit_tokens == config.most_completion_tokens == 131_072
+
+
+def test_sampling_of_the_model_is_a_word_or_a_section(read: Read) -> None:
+    assert read("sampling: model").sampling == SamplingConfig(base="model")
+    assert read("sampling: {base: model, max_tokens: 9}").sampling.max_tokens == 9
+    assert read("", "sampling=model").sampling.base == "model"
+
+
+def test_stop_is_a_text_or_a_list_and_token_ids_may_be_numbers(read: Read) -> None:
+    assert read("sampling: {stop: END}").sampling.stop == ["END"]
+    assert read("sampling: {stop: [A, B]}").sampling.stop == ["A", "B"]
+    assert read("sampling: {logit_bias: {15: -100, '7': 2}}").sampling.logit_bias == {
+        "15": -100.0, "7": 2.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("sampling: {stop: ['']}", "sampling.stop.0: found '' (str); string should have at least"),
+        ("sampling: {logit_bias: {the: 1}}", "sampling.logit_bias.the: found 'the' (str); "),
+        ("sampling: {logit_bias: {7: 101}}", "sampling.logit_bias.7: found 101 (int); it should"),
+        ("request: {temperature: 1}", "request.temperature: the run sets this field; use sampling"),
+        ("request: {n: 2}", "request.n: the run sets this field; use samples_per_prompt"),
+        ("request: {messages: []}", "request.messages: the run sets this field; use the columns"),
+        ("request: {stream: true}", "request.stream: the run sets this field; use none, because"),
+        ("request: 3", "request: found 3 (int); it should be a valid dict"),
+    ],
+)
+def test_wrong_parts_of_a_request_are_named(mistakes: Mistakes, text: str, line: str) -> None:
+    [found] = mistakes(text)
+    assert found.startswith(line)
+
+
+def test_further_fields_are_read_as_they_are(read: Read) -> None:
+    fields = {"custom_params": {"thinking_budget": 2048}, "tool_choice": "auto"}
+    assert read("request: {custom_params: {thinking_budget: 2048}, tool_choice: auto}").request == (
+        fields
+    )

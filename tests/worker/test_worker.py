@@ -464,7 +464,7 @@ def test_turn_that_stays_bad_is_kept_with_its_flags_after_its_tries(desk: MakeDe
 
 def test_cut_turn_is_given_more_room_and_the_next_turn_the_usual(desk: MakeDesk) -> None:
     def needs_150(request: Request) -> Outcome:
-        enough = request.sampling.max_tokens >= 150 or request.turn_index == 1
+        enough = (request.sampling.max_tokens or 0) >= 150 or request.turn_index == 1
         return echo(request) if enough else turn_with("an", request, finish="length")
 
     at = desk(
@@ -481,7 +481,7 @@ def test_cut_turn_is_given_more_room_and_the_next_turn_the_usual(desk: MakeDesk)
 
 def test_refused_larger_budget_leaves_the_turn_that_was_cut(desk: MakeDesk) -> None:
     def refuses_more(request: Request) -> Outcome:
-        if request.sampling.max_tokens > 100:
+        if (request.sampling.max_tokens or 0) > 100:
             return Refusal(kind="refused_by_engine", text="HTTP 400: too long")
         return turn_with("an", request, finish="length")
 

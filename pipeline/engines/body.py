@@ -1,0 +1,39 @@
+"""Body of a chat-completions request. Pure: the fields, as the server gets them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from schemas.prompt import Message, Request, SamplingParams
+
+
+def request_body(
+    request: Request,
+    *,
+    model: str,
+    template_kwargs: Mapping[str, object],
+    return_token_ids: bool,
+    further_fields: Mapping[str, object],
+) -> dict[str, object]:
+    """Return the body; a field without a value is left to the server."""
+    own = {
+        "model": model,
+        "messages": [_message(message) for message in request.messages],
+        **_sampling(request.sampling),
+        "chat_template_kwargs": dict(template_kwargs) or None,
+        "return_token_ids": return_token_ids or None,
+    }
+    return {name: value for name, value in own.items() if value is not None} | dict(further_fields)
+
+
+def _sampling(params: SamplingParams) -> dict[str, object]:
+    fields: dict[str, object] = asdict(params)
+    if params.logit_bias is not None:
+        fields["logit_bias"] = {entry.token_id: entry.bias for entry in params.logit_bias}
+    return fields
+
+
+def _message(message: Message) -> dict[str, str]:
+    sent = {"role": message.role, "content": message.content}
+    if message.reasoning_content is not None:
+        sent["reasoning_content"] = message.reasoning_content
+    return sent
