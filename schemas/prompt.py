@@ -71,7 +71,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBias:
-    """What is added to the logit of one token."""
+    """Addition to the logit of one token."""
 
     token_id: str
     bias: float
