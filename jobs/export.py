@@ -1,6 +1,6 @@
 """Export a run's rows as a data set for training: one folder that `load_dataset` opens.
 
-usage: python -m jobs.export FOLDER --to DEST [--format messages|conversations|tokens|rows] ...
+usage: python -m jobs.export FOLDER --to DEST [--format messages|specforge|tokens|...] ...
 """
 
 import argparse
@@ -15,7 +15,14 @@ from jobs.terminal import add_log_format, tell
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
 from schemas.config.quality import QualityConfig
-from schemas.export import ExportFormat, ExportOptions, ExportRecord, ReasoningPlace
+from schemas.export import (
+    Compression,
+    ExportFormat,
+    ExportOptions,
+    ExportRecord,
+    FileType,
+    ReasoningPlace,
+)
 from schemas.manifest import RunRecord
 from schemas.units import MIB
 
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.export.export import Destination
+    from pipeline.export.index import ExportSource
     from pipeline.export.rows import Decode
     from pipeline.store.folder import Folder
 
@@ -31,12 +39,24 @@ _REASONING_PLACES: dict[ExportFormat, tuple[ReasoningPlace, ...]] = {
     "conversations": ("inline", "drop"),
     "tokens": (),
     "rows": (),
+    "specforge": ("apart", "inline", "drop"),
+    "speculators": ("apart", "inline", "drop"),
 }
+# File types that the trainers' loaders open by name; the first is the default of the format.
+_TRAINER_FILES: dict[ExportFormat, tuple[FileType, Compression]] = {
+    "specforge": ("jsonl", "none"),
+    "speculators": ("jsonl", "none"),
+}
+_PARQUET_MIB = 256
 
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0, or 2 when the user can fix it."""
-    arguments = _parser().parse_args(argv)
+    try:
+        arguments = _parser().parse_args(argv)
+    except argparse.ArgumentError as error:
+        print(str(error).removeprefix("argument "), file=sys.stderr)
+        return 2
     with open_console("export", arguments.log_format) as console:
         try:
             record = _export(arguments, console.log)
@@ -53,7 +73,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.export", description="Export a run's rows as a data set for training."
+        prog="python -m jobs.export",
+        description="Export a run's rows as a data set for training.",
+        exit_on_error=False,
     )
     parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--to", required=True, metavar="DEST", help="a folder, or s3://bucket/path")
@@ -63,7 +85,31 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(ReasoningPlace),
         help="apart (reasoning_content), inline (<think> in the text) or drop",
     )
-    parser.add_argument("--file-mib", type=int, default=256, help="size of one file")
+    parser.add_argument(
+        "--file-type",
+        choices=get_args(FileType),
+        help="default: jsonl for the trainers' formats, else parquet",
+    )
+    parser.add_argument(
+        "--compress",
+        choices=get_args(Compression),
+        help="default: zstd for parquet, none for JSON lines",
+    )
+    parser.add_argument(
+        "--file-mib",
+        type=int,
+        help=f"size of one file; default: {_PARQUET_MIB} for parquet, one file per split for JSON "
+        f"lines",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="leave longer rows out: prompt and completion"
+    )
+    parser.add_argument(
+        "--cut", action="store_true", help="cut longer rows at a turn's end where one fits"
+    )
+    parser.add_argument(
+        "--dedup", action="store_true", help="keep only the first row with the same answers"
+    )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="default: the input's order")
     parser.add_argument(
         "--split",
@@ -113,6 +159,8 @@ def _export(arguments: argparse.Namespace, log: "Callable[[str], None]") -> Expo
         parts=tuple(manifest.parts.values()),
         form=form_of(options, run.columns, carried, _decoder(options, run, log)),
     )
+    source = _with_run_facts(source)
+    _warn_of_trainers(options, log)
     destination = _destination(arguments, folder)
     if arguments.push_to_hub:
         check_push(destination.store, arguments.push_to_hub)
@@ -123,6 +171,39 @@ def _export(arguments: argparse.Namespace, log: "Callable[[str], None]") -> Expo
     if arguments.push_to_hub:
         push(destination.store, arguments.push_to_hub, log=log)
     return record
+
+
+def _with_run_facts(source: "ExportSource") -> "ExportSource":
+    """Shape the rows by what the run has: several samples, tools, gpt-oss."""
+    from pipeline.export.chats import harmony_effort
+
+    form = source.form
+    if form.format not in _TRAINER_FILES:
+        return source
+    effort = None
+    if form.format == "specforge":
+        effort = harmony_effort(source.run.identity.settings)
+    if effort is not None and form.chat.reasoning == "inline":
+        raise ConfigError(
+            "--reasoning inline: SpecForge reads the reasoning of gpt-oss in a channel of its own; "
+            "expected apart or drop"
+        )
+    chat = replace(
+        form.chat,
+        has_samples=any(max(part.sample_indexes, default=0) > 0 for part in source.parts),
+        has_tools=source.has_any("tools", "tool_calls", "messages.list.element.tool_calls"),
+        harmony_effort=effort,
+    )
+    return replace(source, form=replace(form, chat=chat))
+
+
+def _warn_of_trainers(options: ExportOptions, log: "Callable[[str], None]") -> None:
+    opened = _TRAINER_FILES.get(options.format)
+    if opened not in (None, (options.file_type, options.compression)):
+        log(
+            f"event=warning {options.format} opens JSON lines without compression; convert the "
+            f"files before the training"
+        )
 
 
 def _decoder(
@@ -176,18 +257,30 @@ def _check_finished(folder: "Folder", *, is_partial: bool) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> ExportOptions:
-    if arguments.file_mib < 1:
-        raise ConfigError(f"--file-mib: found {arguments.file_mib}; expected 1 or more")
+    for name in ("file_mib", "max_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: found {value}; expected 1 or more")
+    if arguments.cut and arguments.max_tokens is None:
+        raise ConfigError("--cut: give --max-tokens too, to which longer rows are cut")
     places = _REASONING_PLACES[arguments.format]
     if arguments.reasoning is not None and arguments.reasoning not in places:
         raise ConfigError(
             f"--reasoning {arguments.reasoning}: does not go with --format {arguments.format}; "
             f"expected {' or '.join(places) or 'none'}"
         )
+    usual_type, _ = _TRAINER_FILES.get(arguments.format, ("parquet", "zstd"))
+    file_type: FileType = arguments.file_type or usual_type
+    file_mib = arguments.file_mib or (_PARQUET_MIB if file_type == "parquet" else None)
     return ExportOptions(
         format=arguments.format,
         reasoning=arguments.reasoning,
-        file_bytes=arguments.file_mib * MIB,
+        file_bytes=file_mib and file_mib * MIB,
+        file_type=file_type,
+        compression=arguments.compress or ("zstd" if file_type == "parquet" else "none"),
+        max_tokens=arguments.max_tokens,
+        is_cut=arguments.cut,
+        is_deduplicated=arguments.dedup,
         shuffle_seed=arguments.shuffle,
         splits=_splits(arguments.split),
         is_partial=arguments.partial,
@@ -245,6 +338,7 @@ def _text(record: ExportRecord, where: str) -> str:
             f"{record.format}, {dropped:,} dropped"
         ),
         *(f"dropped    {count:,} {reason}" for reason, count in sorted(record.dropped.items())),
+        *([f"cut        {record.rows_cut:,} rows at a turn's end"] if record.rows_cut else []),
         f"data set   {where} ({len(record.files)} files, {size / MIB:,.0f} MiB)",
     ]
     return "\n".join(lines)

@@ -50,7 +50,9 @@ class Bucket:
 
 def cut_buckets(index: Index, options: ExportOptions, bytes_per_row: int) -> list[Bucket]:
     """Cut each split's ranks into buckets of about `_BUCKET_BYTES`."""
-    rows_per_bucket = max(1, min(_BUCKET_BYTES, options.file_bytes) // bytes_per_row)
+    rows_per_bucket = max(
+        1, min(_BUCKET_BYTES, options.file_bytes or _BUCKET_BYTES) // bytes_per_row
+    )
     buckets: list[Bucket] = []
     for number, (split, _) in enumerate(options.splits):
         start, stop = index.split_starts[number], index.split_starts[number + 1]
@@ -151,7 +153,8 @@ def _converted(
             continue
         if len(chosen) < batch.num_rows:
             batch = batch.take(pa.array(chosen, pa.int32()))
-        converted, places, faults = source.form.convert(batch)
+        turns_kept = [index.turns_kept[first_row + place] for place in chosen]
+        converted, places, faults = source.form.convert(batch, turns_kept)
         left_out += [(first_row + chosen[place], reason) for place, reason in faults]
         ranks = [index.rank[first_row + chosen[place]] for place in places.to_pylist()]
         yield converted.append_column(_RANK, pa.array(ranks, pa.int64()))

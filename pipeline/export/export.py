@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from pipeline.errors import ConfigError
 from pipeline.export.buckets import (
     Bucket,
@@ -29,8 +27,9 @@ from pipeline.export.buckets import (
     scatter,
     sorted_bucket,
 )
+from pipeline.export.files import DataFiles, data_files
 from pipeline.export.index import ExportSource, Index, index_rows
-from pipeline.export.rows import KEY_COLUMNS, RowForm
+from pipeline.export.rows import RowForm
 from pipeline.store.folder import replacing
 from pipeline.store.object_store import Store
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
@@ -40,8 +39,7 @@ CARD_FILE, RECORD_FILE, DROPPED_FILE = "README.md", "export.json", "dropped.json
 # Files that a store leaves behind when their writer is killed.
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")
 # An export that another version began is not resumed.
-_SCRATCH_FORMAT = 2
-_CHECKED_ROWS = 4096
+_SCRATCH_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +88,7 @@ def export(
         raise ConfigError(
             f"{source.folder.where}: no row is left to export; dropped: {reasons or 'none'}"
         )
-    _check_written(index, files, destination, source.form)
+    _check_written(index, files, destination, source.form, data_files(options))
     destination.store.write_whole(DROPPED_FILE, b"".join(_dropped_lines(index)))
     return ExportRecord(
         fingerprint=fingerprint,
@@ -100,6 +98,7 @@ def export(
         rows_exported=index.num_rows - sum(index.dropped().values()),
         dropped=index.dropped(),
         files=tuple(files),
+        rows_cut=index.num_cut,
     )
 
 
@@ -112,7 +111,7 @@ def commit(record: ExportRecord, card: str, destination: Destination) -> None:
 
 def _fingerprint(source: ExportSource, options: ExportOptions) -> str:
     listed = [(part.name, part.size_bytes) for part in source.parts]
-    text = json.dumps([source.run.run_id, listed, asdict(options)], sort_keys=True)
+    text = json.dumps([source.run.run_id, listed, options.deciding()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -170,10 +169,11 @@ def _write_files(
     """Append the filled buckets' files to `files`; buckets of finished files are skipped."""
     done = {number for file in files for number in _buckets_of(file)}
     waiting = [bucket for bucket in filled if bucket.number not in done]
+    suffix = data_files(options).suffix
     while waiting:
         split = waiting[0].split
         number = sum(file.split == split for file in files)
-        name = f"data/{split}-{number:05d}.parquet"
+        name = f"data/{split}-{number:05d}{suffix}"
         buckets = [bucket for bucket in waiting if bucket.split == split]
         file = _write_file(name, buckets, destination, options)
         waiting = [bucket for bucket in waiting if bucket.number > file.last_bucket]
@@ -196,14 +196,14 @@ def _write_file(
     num_rows, last = 0, buckets[0]
     with (
         destination.store.writing(name) as stream,
-        pq.ParquetWriter(
-            stream, bucket_schema(destination.scratch, last.number), compression="zstd"
+        data_files(options).writer(
+            stream, bucket_schema(destination.scratch, last.number)
         ) as writer,
     ):
         for bucket in buckets:
             num_rows += _write_bucket(writer, destination.scratch, bucket.number)
             last = bucket
-            if stream.tell() >= options.file_bytes:
+            if options.file_bytes is not None and stream.tell() >= options.file_bytes:
                 break
     size_bytes = destination.store.size_bytes(name)
     assert size_bytes is not None
@@ -248,12 +248,17 @@ def _read_journal(destination: Destination) -> list[ExportedFile]:
 
 
 def _check_written(
-    index: Index, files: list[ExportedFile], destination: Destination, form: RowForm
+    index: Index,
+    files: list[ExportedFile],
+    destination: Destination,
+    form: RowForm,
+    kind: DataFiles,
 ) -> None:
     """Check that the files have every kept row once, in its place, and nothing else."""
-    where, expected_keys = destination.store.where, index.kept_keys()
+    where = destination.store.where
+    expected_keys = (form.key(row_id, sample) for row_id, sample in index.kept_keys())
     for file in files:
-        for key in _written_keys(destination.store, file, form):
+        for key in _written_keys(destination.store, file, form, kind):
             expected = next(expected_keys, None)
             if expected != key:
                 raise ConfigError(
@@ -265,18 +270,24 @@ def _check_written(
         raise ConfigError(f"{where}: row {missing} was not written; {destination.remedy()}")
 
 
-def _written_keys(store: Store, file: ExportedFile, form: RowForm) -> Iterator[tuple[str, int]]:
+def _written_keys(
+    store: Store, file: ExportedFile, form: RowForm, kind: DataFiles
+) -> Iterator[tuple[object, ...]]:
     """Read the keys of a file's rows; the turns of a row count once."""
-    has_turns = form.format == "tokens"
-    with store.open_input(file.name) as stream, pq.ParquetFile(stream) as parquet:
-        columns = [*KEY_COLUMNS, *(["turn_index"] if has_turns else [])]
-        for batch in parquet.iter_batches(_CHECKED_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                if not has_turns or row["turn_index"] == 0:
-                    yield row["row_id"], row["sample_index"]
+    with store.open_input(file.name) as stream:
+        for row in kind.rows(stream, form.key_columns):
+            key = form.written_key(row)
+            if key is not None:
+                yield key
 
 
 def _dropped_lines(index: Index) -> Iterator[bytes]:
     for row_id, sample_index, reason in index.dropped_keys():
-        values = {"row_id": row_id, "sample_index": sample_index, "reason": reason}
-        yield json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        yield _named_line(row_id, sample_index, {"reason": reason})
+    for row_id, sample_index, kept in index.cut_keys():
+        yield _named_line(row_id, sample_index, {"reason": "cut_to_max_tokens", "turns_kept": kept})
+
+
+def _named_line(row_id: str, sample_index: int, values: dict[str, object]) -> bytes:
+    named = {"row_id": row_id, "sample_index": sample_index, **values}
+    return json.dumps(named, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

@@ -11,6 +11,8 @@ from pipeline.errors import ConfigError
 from pipeline.export.export import CARD_FILE, DROPPED_FILE, RECORD_FILE
 from pipeline.store.object_store import Store
 
+_DATA = ("data/*.parquet", "data/*.jsonl", "data/*.jsonl.zst", "data/*.jsonl.gz")
+
 
 def check_push(store: Store, repo_id: str) -> None:
     """Raise ConfigError without a token, for a store that is not a folder, and for a bad name."""
@@ -41,8 +43,8 @@ def push(store: Store, repo_id: str, *, log: Callable[[str], None]) -> str:
             repo_id=repo_id,
             repo_type="dataset",
             folder_path=store.where,
-            allow_patterns=["data/*.parquet", CARD_FILE, RECORD_FILE, DROPPED_FILE],
-            delete_patterns=["data/*.parquet"],
+            allow_patterns=[*_DATA, CARD_FILE, RECORD_FILE, DROPPED_FILE],
+            delete_patterns=list(_DATA),
             commit_message=f"Export to {repo_id}",
         )
     except (HfHubHTTPError, RuntimeError) as error:

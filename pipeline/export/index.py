@@ -5,16 +5,21 @@ the order of the output. The index uses about 150 bytes per row, and the ids are
 """
 
 import hashlib
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.dataset.frozen import frozen_in
 from pipeline.dataset.parts import states_and_flags
+from pipeline.errors import ConfigError
+from pipeline.export.cutting import LENGTH_FIELDS, turns_within
 from pipeline.export.rows import KEY_COLUMNS, RowForm
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
@@ -27,6 +32,8 @@ KEPT = 0
 # Row ids that are Python strings at once.
 _TEXT_BATCH = 4096
 _READ_BUFFER_BYTES = MIB
+# A resume does the rows of a missing part again.
+_REMEDY = "run the same `jobs.regenerate` again, which does its {:,} rows again, then export"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +55,52 @@ class ExportSource:
 
     def batches_of(self, part: Part, num_rows: int) -> Iterator[pa.Table]:
         """Read the columns of one part that the form needs, `num_rows` rows at a time."""
-        options = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
-        with opened_parquet(self.folder, f"{DATA}/{part.name}", **options) as file:
+        with self.opened(part, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
             for batch in file.iter_batches(num_rows, columns=self.form.read_columns):
                 table = pa.Table.from_batches([batch]).select(self.form.columns)
                 yield table.replace_schema_metadata(None)
+
+    @contextmanager
+    def opened(self, part: Part, **options: object) -> Iterator[Any]:
+        """Open a part. Raises ConfigError when it cannot be read, there or within the block."""
+        path = f"{DATA}/{part.name}"
+        try:
+            options["page_checksum_verification"] = True
+            with opened_parquet(self.folder, path, **options) as file:
+                yield file
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.folder.place(path)}: is missing; {_REMEDY.format(part.num_rows)}"
+            ) from None
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"{self.folder.place(path)}: is damaged: {_first_line(error)}; move it "
+                f"away and {_REMEDY.format(part.num_rows)}"
+            ) from None
+
+    def has_any(self, *paths: str) -> bool:
+        """Tell whether any part has a value in a column at or below these paths."""
+        return any(self._has_any(part, paths) for part in self.parts)
+
+    def _has_any(self, part: Part, paths: Sequence[str]) -> bool:
+        with self.opened(part) as file:
+            groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+        columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+        return any(
+            _has_values(column)
+            for column in columns
+            for path in paths
+            if f"{column.path_in_schema}.".startswith(f"{path}.")
+        )
+
+
+def _has_values(column: Any) -> bool:  # noqa: ANN401 - pyarrow ships no types
+    found = column.statistics
+    return found is None or not found.has_null_count or found.null_count < column.num_values
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(slots=True)
@@ -65,6 +113,8 @@ class Index:
     """`KEPT`, or the number of the drop reason in `reason_names`."""
     reason_names: list[str]
     split_of: "array[int]"
+    turns_kept: "array[int]" = field(default_factory=lambda: array("H"))
+    """Turns to keep of a row that is cut; 0 for a whole row."""
     rank: "array[int]" = field(default_factory=lambda: array("q"))
     """Position in the output; dropped rows come after all kept ones."""
     split_starts: list[int] = field(default_factory=list)
@@ -86,6 +136,18 @@ class Index:
             for number, name in enumerate(self.reason_names)
             if number != KEPT and counts[number]
         }
+
+    @property
+    def num_cut(self) -> int:
+        """Count the exported rows that lack their last turns."""
+        pairs = zip(self.reasons, self.turns_kept, strict=True)
+        return sum(reason == KEPT and kept > 0 for reason, kept in pairs)
+
+    def cut_keys(self) -> Iterator[tuple[str, int, int]]:
+        """Row id, sample index and number of kept turns of each exported row that is cut."""
+        for row, kept in enumerate(self.turns_kept):
+            if kept and self.reasons[row] == KEPT:
+                yield self.ids[row].as_py(), self.samples[row].as_py(), kept
 
     def kept_keys(self) -> Iterator[tuple[str, int]]:
         """Row id and sample index of each exported row, in order."""
@@ -109,17 +171,25 @@ def index_rows(source: ExportSource, options: ExportOptions) -> Index:
     """Read ids, states and flags, and decide each row's drop reason, split and rank."""
     ids, samples = [], []
     names, reasons = ["kept"], array("B")
+    turns_kept, answers = array("H"), array("Q")
     drop_flags = set(options.drop_flags)
     for part in source.parts:
-        with opened_parquet(source.folder, f"{DATA}/{part.name}") as file:
+        with source.opened(part) as file:
             table = file.read(columns=[*KEY_COLUMNS, "status", "flags"])
         ids += table["row_id"].chunks
         samples += table["sample_index"].chunks
-        for status, flags in states_and_flags(table):
-            reason = _drop_reason(status, flags, drop_flags)
+        found = [_drop_reason(*row, drop_flags) for row in states_and_flags(table)]
+        if options.max_tokens is not None:
+            lengths = _lengths(source, part, options.max_tokens, is_cut=options.is_cut)
+            pairs = list(zip(found, lengths, strict=True))
+            found = [reason if reason != "kept" else by_length for reason, (by_length, _) in pairs]
+            turns_kept.extend(kept for _, (_, kept) in pairs)
+        for reason in found:
             if reason not in names:
                 names.append(reason)
             reasons.append(names.index(reason))
+        if options.is_deduplicated:
+            answers.extend(_answers(source, part))
     all_ids = pa.concat_arrays(ids) if ids else pa.array([], pa.string())
     index = Index(
         ids=all_ids,
@@ -127,9 +197,62 @@ def index_rows(source: ExportSource, options: ExportOptions) -> Index:
         reasons=reasons,
         reason_names=names,
         split_of=array("B", _splits(all_ids, options.splits)),
+        turns_kept=turns_kept or array("H", bytes(2 * len(reasons))),
     )
+    if options.is_deduplicated:
+        _drop_repeated(index, answers, _input_order(index, source.folder))
     _rank(index, source.folder, options)
     return index
+
+
+def _lengths(
+    source: ExportSource, part: Part, max_tokens: int, *, is_cut: bool
+) -> Iterator[tuple[str, int]]:
+    """Yield each row's drop reason by its length, and the turns to keep of a row to cut."""
+    columns = [f"turns.list.element.{name}" for name in LENGTH_FIELDS]
+    with source.opened(part) as file:
+        turns = file.read(columns=columns)["turns"]
+    for row in turns.to_pylist():
+        kept = turns_within(row, max_tokens)
+        if kept is None:
+            yield "tokens_not_counted", 0
+        elif kept == len(row):
+            yield "kept", 0
+        elif is_cut and kept:
+            yield "kept", kept
+        else:
+            yield "more_than_max_tokens", 0
+
+
+def _answers(source: ExportSource, part: Part) -> Iterator[int]:
+    """Yield a hash of each row's answers."""
+    calls = [name for name in ("tool_calls",) if name in source.form.own]
+    columns = ["turns.list.element.answer_text", *calls]
+    with source.opened(part, pre_buffer=False, buffer_size=_READ_BUFFER_BYTES) as file:
+        for batch in file.iter_batches(_TEXT_BATCH, columns=columns):
+            for row in batch.to_pylist():
+                answers = [turn["answer_text"].strip() for turn in row["turns"]]
+                yield _hash(json.dumps([answers, *(row[name] for name in calls)]))
+
+
+def _drop_repeated(index: Index, answers: "array[int]", order: pa.Array) -> None:
+    """Drop the kept rows whose answers an earlier row of the input has."""
+    table = pa.table(
+        {
+            "answer": pa.array(answers, pa.uint64()),
+            "order": order,
+            "sample": index.samples,
+            "row": pa.array(range(index.num_rows), pa.int64()),
+        }
+    ).filter(pc.equal(pa.array(index.reasons, pa.uint8()), pa.scalar(KEPT, pa.uint8())))
+    by = [(name, "ascending") for name in ("answer", "order", "sample")]
+    table = table.take(pc.sort_indices(table, sort_keys=by))
+    if table.num_rows < 2:
+        return
+    answer = table["answer"].combine_chunks()
+    is_repeated = pc.equal(answer.slice(1), answer.slice(0, len(answer) - 1))
+    for row in table["row"].slice(1).filter(is_repeated).to_pylist():
+        index.drop(row, "repeated_answer")
 
 
 def _drop_reason(status: str, flags: list[str], drop_flags: set[str]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.export.chats import ChatForm
+from pipeline.export.cutting import TEXT_FIELDS, heads, messages_of_turns
 from schemas.export import ExportFormat, ExportOptions, ReasoningPlace
 
 KEY_COLUMNS = ("row_id", "sample_index")
@@ -20,18 +22,20 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 # Tokens decoded at once. Each uses 36 bytes as a Python integer, and four as text.
 _MAX_DECODED_TOKENS = 2**18
 
-_CONVERSATION = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
-_SHAREGPT = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt"}
 _ADDED_COLUMNS = {
     "tokens": ("turn_index", "input_ids", "loss_mask"),
     "conversations": ("conversations",),
 }
+# Formats whose columns are exactly those that the trainer takes: SpecForge hands every other one to
+# the chat template.
+_TRAINERS = ("specforge", "speculators")
+# Columns that runs with tools have.
+_TOOL_COLUMNS = ("tools", "tool_calls")
 _TOKEN_FIELDS = (
     "prompt_token_ids", "completion_token_ids", "generation_boundary", "completion_tokens",
 )  # fmt: skip
 # The text that the ids must contain, and the place where it begins in them, approximately.
 _TEXT_FIELDS = ("answer_text", "reasoning_tokens")
-_PLAIN_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,12 @@ class RowForm:
     """Format of the exported rows."""
 
     format: ExportFormat
-    reasoning: ReasoningPlace
     own: tuple[str, ...]
     """Columns of the run's parts before the carried ones."""
     carried: tuple[str, ...]
+    chat: ChatForm
+    is_cut: bool = False
+    """True if rows may be cut at a turn's end."""
     decode: Decode | None = None
     """Texts of many turns' token ids, without special tokens; None without a tokenizer."""
 
@@ -51,38 +57,98 @@ class RowForm:
         """Columns of a part that the form needs."""
         if self.format == "rows":
             return [*self.own, *self.carried]
-        body = "turns" if self.format == "tokens" else "messages"
-        return [*KEY_COLUMNS, body, *self.carried]
+        if self.format == "tokens":
+            return [*KEY_COLUMNS, "turns", *self.carried]
+        cut = ["turns"] if self.is_cut else []
+        return [*KEY_COLUMNS, "messages", *cut, *self._context_columns]
+
+    @property
+    def _context_columns(self) -> list[str]:
+        if self.format not in _TRAINERS:
+            return list(self.carried)
+        return [name for name in _TOOL_COLUMNS if name in (*self.own, *self.carried)]
 
     @property
     def read_columns(self) -> list[str]:
         """Paths of those columns in the file, with only the fields of turns that are used."""
-        if self.format != "tokens":
+        if self.format == "rows":
             return self.columns
-        fields = [*_TOKEN_FIELDS, *(_TEXT_FIELDS if self.decode else ())]
+        if self.format == "tokens":
+            fields = [*_TOKEN_FIELDS, *(_TEXT_FIELDS if self.decode else ())]
+        else:
+            fields = list(TEXT_FIELDS)
         turns = [f"turns.list.element.{name}" for name in fields]
-        return [*KEY_COLUMNS, *turns, *self.carried]
+        return [path for name in self.columns for path in (turns if name == "turns" else [name])]
 
-    def convert(self, batch: pa.Table) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
-        """Convert a batch.
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Columns of the exported rows that name the row."""
+        if self.format in _TRAINERS:
+            return ("id",)
+        return (*KEY_COLUMNS, "turn_index") if self.format == "tokens" else KEY_COLUMNS
+
+    def key(self, row_id: str, sample_index: int) -> tuple[object, ...]:
+        """Return the key of an exported row, as `written_key` reads it."""
+        if self.format in _TRAINERS:
+            return (self.chat.row_name(row_id, sample_index),)
+        return (row_id, sample_index)
+
+    def written_key(self, row: dict[str, Any]) -> tuple[object, ...] | None:
+        """Read the key of a written row; None for a row's turns after its first."""
+        if self.format == "tokens" and row["turn_index"] > 0:
+            return None
+        return tuple(row[name] for name in self.key_columns if name != "turn_index")
+
+    def convert(
+        self, batch: pa.Table, turns_kept: Sequence[int] = ()
+    ) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
+        """Convert a batch, each row with its first `turns_kept` turns; 0 keeps them all.
 
         Returns the converted rows, the place in the batch of each of them, and the places that
         were left out, with reasons.
         """
-        batch = batch.rename_columns(self._out_names(batch.column_names))
+        left_out: dict[int, str] = {}
+        if any(turns_kept):
+            batch, left_out = self._cut(batch, turns_kept)
         if self.format == "tokens":
-            return self._token_rows(batch)
-        places = pa.array(range(batch.num_rows), pa.int64())
-        if self.format == "rows" or (self.format == "messages" and self.reasoning == "apart"):
-            return batch, places, []
-        convert = self._conversation if self.format == "conversations" else self._messages
-        values = [convert(messages) for messages in batch["messages"].to_pylist()]
-        number = batch.column_names.index("messages")
-        name, kind = "messages", _PLAIN_MESSAGES
-        if self.format == "conversations":
-            name, kind = "conversations", _CONVERSATION
-        changed = batch.set_column(number, pa.field(name, kind), pa.array(values, kind))
-        return changed, places, []
+            return self._token_rows(batch.rename_columns(self._out_names(batch.column_names)))
+        if self.format == "rows":
+            return _without_places(batch, left_out)
+        if self.is_cut:
+            batch = batch.drop_columns(["turns"])
+        if self.format == "messages" and self.chat.reasoning == "apart":
+            return _without_places(batch, left_out)
+        columns, faults = self.chat.columns(batch)
+        if self.format in _TRAINERS:
+            changed = pa.table(dict(columns))
+        else:
+            ((name, values),) = columns
+            place = batch.column_names.index("messages")
+            names = self._out_names(batch.column_names)
+            changed = batch.rename_columns(names).set_column(place, name, values)
+        return _without_places(changed, faults | left_out)
+
+    def _cut(self, batch: pa.Table, turns_kept: Sequence[int]) -> tuple[pa.Table, dict[int, str]]:
+        """Cut rows after their first turns; also map the places where that cannot be to why."""
+        turns = batch["turns"].combine_chunks()
+        whole = pc.list_value_length(turns).to_pylist()
+        kept = [few or all_ for few, all_ in zip(turns_kept, whole, strict=True)]
+        left_out: dict[int, str] = {}
+        if "messages" in batch.column_names:
+            messages = batch["messages"].combine_chunks()
+            num_messages = pc.list_value_length(messages).to_pylist()
+            for place, few in enumerate(turns_kept):
+                if few:
+                    texts = (messages[place].as_py(), turns[place].as_py())
+                    num_kept = messages_of_turns(*texts, few)
+                    if num_kept is None:
+                        left_out[place] = "turns_are_not_the_messages"
+                    num_messages[place] = num_kept or num_messages[place]
+            batch = _with_column(batch, "messages", heads(messages, num_messages))
+        batch = _with_column(batch, "turns", heads(turns, kept))
+        if self.format == "rows":
+            batch = _with_column(batch, "finish_reason", _ends(batch, turns_kept))
+        return batch, left_out
 
     def _out_names(self, names: list[str]) -> list[str]:
         """Rename carried columns that have the name of a column which the format adds."""
@@ -93,18 +159,6 @@ class RowForm:
                 changed = f"kept_{changed}"
             renamed.append(changed)
         return renamed
-
-    def _text(self, message: dict[str, Any]) -> str:
-        reasoning = message["reasoning_content"]
-        if self.reasoning != "inline" or not reasoning:
-            return str(message["content"])
-        return f"<think>\n{reasoning}\n</think>\n\n{message['content']}"
-
-    def _messages(self, messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-        return [{"role": m["role"], "content": self._text(m)} for m in messages]
-
-    def _conversation(self, messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-        return [{"from": _SHAREGPT[m["role"]], "value": self._text(m)} for m in messages]
 
     def _token_rows(self, batch: pa.Table) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
         """Convert each turn to a row; a row is exported with all its turns or left out."""
@@ -242,6 +296,31 @@ def _joined(prompt: pa.ListArray, generated: pa.ListArray) -> tuple[pa.ListArray
     return input_ids, pa.ListArray.from_arrays(bounds, mask)
 
 
+def _with_column(batch: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    place = batch.column_names.index(name)
+    return batch.set_column(place, batch.schema.field(place).with_type(values.type), values)
+
+
+def _ends(batch: pa.Table, turns_kept: Sequence[int]) -> pa.Array:
+    """Finish reasons of the rows: of a cut one, that of its last turn."""
+    turns = batch["turns"].combine_chunks()
+    of_turns = pc.struct_field(pc.list_flatten(turns), "finish_reason").to_pylist()
+    stops = pc.subtract(turns.offsets, turns.offsets[0]).to_pylist()[1:]
+    usual = batch["finish_reason"].to_pylist()
+    rows = zip(turns_kept, stops, usual, strict=True)
+    return pa.array([of_turns[stop - 1] if few else end for few, stop, end in rows], pa.string())
+
+
+def _without_places(
+    batch: pa.Table, left_out: dict[int, str]
+) -> tuple[pa.Table, pa.Array, list[tuple[int, str]]]:
+    places = pa.array(
+        [place for place in range(batch.num_rows) if place not in left_out], pa.int64()
+    )
+    kept = batch.take(places) if left_out else batch
+    return kept, places, sorted(left_out.items())
+
+
 def form_of(
     options: ExportOptions, own: Sequence[str], carried: Sequence[str], decode: Decode | None
 ) -> RowForm:
@@ -249,8 +328,9 @@ def form_of(
     default: ReasoningPlace = "inline" if options.format == "conversations" else "apart"
     return RowForm(
         format=options.format,
-        reasoning=options.reasoning or default,
         own=tuple(own),
         carried=tuple(carried),
+        chat=ChatForm(format=options.format, reasoning=options.reasoning or default),
+        is_cut=options.is_cut,
         decode=decode,
     )

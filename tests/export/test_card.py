@@ -75,3 +75,27 @@ def test_long_tail_of_launches_is_summed() -> None:
     # 25, 24 ... 6 are listed; 5 + 4 + 3 + 2 + 1 are 15.
     assert [row[7] for row in cells(lines)] == [f"{n}" for n in range(25, 5, -1)]
     assert "- 5 other launches: 15 rows" in lines
+
+
+def test_names_of_a_server_stay_in_their_cell_and_are_no_markup() -> None:
+    hostile = "v1 | 9,999 |\n# Title\n[click](http://x) <img src=x> `code` \x1b[31m\u202e"
+    lines = launch_lines("m", Counter({launch(None, release=hostile): 3}), [])
+    (row,) = [line for line in lines if line.startswith("| 1 |")]
+    unescaped = row.replace("\\|", "")
+    assert unescaped.count("|") == 12
+    assert row.isprintable()
+    assert "<img" not in row
+    assert "\\[click\\]" in row
+    assert "\\`code\\`" in row
+    assert not any(line.startswith("# ") for line in lines)
+
+
+def test_long_name_of_a_server_is_capped() -> None:
+    lines = launch_lines("m" * 5_000, Counter({launch(None, release="v" * 1_000_000): 3}), [])
+    assert all(len(line) < 400 for line in lines)
+    assert any("v…" in line for line in lines)
+
+
+def test_plan_with_backticks_is_code_all_the_same() -> None:
+    lines = launch_lines("m", Counter({launch("--model-path a`b``c"): 1}), [])
+    assert "- launch 1: ``` --model-path a`b``c ```" in lines

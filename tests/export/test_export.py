@@ -473,6 +473,26 @@ def test_folder_that_holds_something_else_is_refused(
     assert "contains another export" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("harm", ["zeroed", "cut", "gone"])
+def test_damaged_part_is_named_with_what_to_do(
+    run: LocalFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
+) -> None:
+    part = sorted((run.root / "data").iterdir())[2]
+    data = part.read_bytes()
+    if harm == "zeroed":
+        # The size stays, and so does the footer.
+        part.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
+    elif harm == "cut":
+        part.write_bytes(data[:-9])
+    else:
+        part.unlink()
+    assert main([str(run.root), "--to", str(tmp_path / "d")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"{part}: is {'missing' if harm == 'gone' else 'damaged'}")
+    assert "run the same `jobs.regenerate` again, which does its 17 rows again" in said
+    assert str(tmp_path / "d") not in said
+
+
 # -- buckets
 
 
