@@ -47,6 +47,17 @@ bench: $(STAMP) ## measure the planner, and memory with a million prompts and ro
 	$(BIN)/python -m tests.benchmarks.export_rows
 	$(BIN)/python -m tests.benchmarks.million_prompts
 
+# An environment of its own, outside the checkout, because Ray uploads all files in it.
+DATATROVE_ENV ?= $(HOME)/.cache/regenerate/datatrove
+
+$(DATATROVE_ENV)/.installed: tests/benchmarks/client/datatrove.txt
+	$(PYTHON) -m venv $(DATATROVE_ENV)
+	$(DATATROVE_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+bench-client: $(STAMP) $(DATATROVE_ENV)/.installed ## the client beside an ideal one, datatrove and openai (15 minutes; ARGS="--scale 0.01")
+	$(BIN)/python -m tests.benchmarks.client --datatrove $(DATATROVE_ENV)/bin/python $(ARGS)
+
 bench-coordinator: $(STAMP) ## simulate the coordinator at 1,000 engines and 10 million rows (10 minutes)
 	$(BIN)/python -m tests.benchmarks.coordinator
 
@@ -112,4 +123,4 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: eta-score help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator test-cluster quality-score estimate-score estimate-fit test-sglang export report
+.PHONY: eta-score help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator bench-client test-cluster quality-score estimate-score estimate-fit test-sglang export report

@@ -4,14 +4,21 @@ The schema is written out by hand because readers depend on it; a test keeps it 
 `Completion`.
 """
 
+from array import array
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from schemas.prompt import Message, SamplingParams
 
 FinishReason = Literal["stop", "length"]
+
+# The class takes no argument at run time before Python 3.12.
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array
 
 QualityFlag = Literal[
     "empty_answer",
@@ -40,8 +47,9 @@ class Turn:
     prompt_tokens: int | None
     completion_tokens: int | None
     reasoning_tokens: int | None
-    prompt_token_ids: tuple[int, ...] | None
-    completion_token_ids: tuple[int, ...] | None
+    prompt_token_ids: TokenIds | None
+    """32-bit integers, `array("i")`: a tenth of the memory of a tuple."""
+    completion_token_ids: TokenIds | None
     generation_boundary: int | None
     """Index of the first completion id in prompt ids plus completion ids; masks the loss."""
     duration_s: float

@@ -76,8 +76,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, set[str]] = {
     "ray": {RUN},
     "openai": {ENGINES},
-    # Scopes of cancellation, as `openai` has them.
-    "anyio": {ENGINES},
+    # HTTP of `openai`, with the errors of its transport.
+    "httpx2": {ENGINES},
+    "aiohttp": {ENGINES},
+    "orjson": {ENGINES},
     "datasets": {DATASET},
     "pyarrow": {"schemas.completion", STORE, DATASET, EXPORT, "pipeline.report.rows", RUN},
     "rich": {"pipeline.console.console"},

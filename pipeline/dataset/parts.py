@@ -13,16 +13,15 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.dataset.columns import completion_table
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.run_record import list_in_manifest, read_manifest
-from pipeline.errors import ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA, STAGING
@@ -83,49 +82,6 @@ def _total(values: pa.Array) -> int:
 def states_and_flags(table: pa.Table) -> Iterator[tuple[str, list[str]]]:
     """Status and quality flags of each row."""
     return zip(table["status"].to_pylist(), table["flags"].to_pylist(), strict=True)
-
-
-def completion_table(
-    completions: Sequence[Completion],
-    carried_schema: pa.Schema,
-    own_schema: pa.Schema = COMPLETION_SCHEMA,
-) -> pa.Table:
-    """Build the run's own columns followed by the carried ones, one row per completion."""
-    rows = [_flat(completion) for completion in completions]
-    columns = [
-        pa.array([row[column.name] for row in rows], type=column.type) for column in own_schema
-    ]
-    columns += [_carried_array(completions, column) for column in carried_schema]
-    return pa.table(columns, schema=pa.schema([*own_schema, *carried_schema]))
-
-
-def _carried_array(completions: Sequence[Completion], column: pa.Field) -> pa.Array:
-    values = [completion.carried.get(column.name) for completion in completions]
-    if pa.types.is_string(column.type):
-        values = [_carried_text(value) for value in values]
-    try:
-        return pa.array(values, type=column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise ResumeError(
-            f"prompts.keep_columns: {column.name!r} has values that are not {column.type}, "
-            f"the type of the column in this run's earlier parts: {error}"
-        ) from None
-
-
-def _carried_text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _flat(completion: Completion) -> dict[str, object]:
-    row = {field.name: getattr(completion, field.name) for field in dataclasses.fields(completion)}
-    row["messages"] = [dataclasses.asdict(message) for message in completion.messages]
-    row["turns"] = [dataclasses.asdict(turn) for turn in completion.turns]
-    row["sampling"] = dataclasses.asdict(completion.sampling)
-    row["started_at"] = datetime.fromtimestamp(completion.started_at_s, UTC)
-    row["finished_at"] = datetime.fromtimestamp(completion.finished_at_s, UTC)
-    return row
 
 
 def own_schema_of(folder: Folder, record: RunRecord) -> pa.Schema:

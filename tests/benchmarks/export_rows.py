@@ -22,14 +22,16 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from pipeline.dataset.columns import completion_table
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import completion_table, publish, stage_table
+from pipeline.dataset.parts import publish, stage_table
 from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import RUN_FILE
@@ -153,8 +155,8 @@ def completion(
         prompt_tokens=10,
         completion_tokens=len(reasoning) + len(answer),
         reasoning_tokens=len(reasoning),
-        prompt_token_ids=tuple(range(10)),
-        completion_token_ids=(*reasoning, *answer),
+        prompt_token_ids=array("i", range(10)),
+        completion_token_ids=array("i", [*reasoning, *answer]),
         generation_boundary=10,
         duration_s=1.0,
     )

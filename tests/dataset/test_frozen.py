@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.dataset.columns import completion_table
 from pipeline.dataset.frozen import (
     FrozenPrompts,
     freeze,
@@ -19,7 +20,6 @@ from pipeline.dataset.frozen import (
     remove_other_sets,
     schema_from_text,
 )
-from pipeline.dataset.parts import completion_table
 from pipeline.dataset.prompts import InputColumns, PromptStream, read_prompts
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import PROMPTS

@@ -1,6 +1,7 @@
 """Parts: a staged part is complete and invisible, a published one is listed with its rows."""
 
 import dataclasses
+from array import array
 from datetime import UTC, datetime
 from pathlib import Path
 from types import GenericAlias
@@ -12,6 +13,7 @@ import pytest
 
 from pipeline.dataset import parts as run_parts
 from pipeline.dataset import run_record
+from pipeline.dataset.columns import completion_table
 from pipeline.dataset.frozen import schema_text
 from pipeline.errors import ResumeError
 from pipeline.store.run_folder import DATA, STAGING
@@ -40,6 +42,8 @@ def arrow_field(name: str, hint: object) -> pa.Field:
 
 
 def arrow_type(hint: object) -> pa.DataType:
+    if hint is array:
+        return pa.list_(pa.int64())
     if get_origin(hint) is tuple:
         return pa.list_(arrow_type(get_args(hint)[0]))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -80,7 +84,7 @@ def test_schema_is_the_completion_with_its_times_as_timestamps() -> None:
 def test_carried_columns_follow_the_completion(tmp_path: Path, completion: Build) -> None:
     columns = pa.schema([("category", pa.string()), ("level", pa.int32())])
     rows = [completion("a", carried={"level": 3, "category": "math", "other": 1}), completion("b")]
-    table = run_parts.completion_table(rows, columns)
+    table = completion_table(rows, columns)
     assert table.column_names == [*COMPLETION_SCHEMA.names, "category", "level"]
     assert table.schema.field("level").type == pa.int32()
     assert table["category"].to_pylist() == ["math", None]
@@ -90,13 +94,13 @@ def test_carried_columns_follow_the_completion(tmp_path: Path, completion: Build
 def test_carried_value_that_is_no_text_is_kept_as_json_in_a_text_column(completion: Build) -> None:
     columns = pa.schema([("category", pa.string())])
     rows = [completion("a", carried={"category": {"größe": 3}})]
-    assert run_parts.completion_table(rows, columns)["category"].to_pylist() == ['{"größe": 3}']
+    assert completion_table(rows, columns)["category"].to_pylist() == ['{"größe": 3}']
 
 
 def test_carried_value_of_another_type_names_its_column(completion: Build) -> None:
     columns = pa.schema([("level", pa.int32())])
     with pytest.raises(ResumeError, match=r"prompts\.keep_columns: 'level' .* not int32"):
-        run_parts.completion_table([completion("a", carried={"level": "high"})], columns)
+        completion_table([completion("a", carried={"level": "high"})], columns)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +117,7 @@ def test_whatever_arrow_raises_for_a_carried_value_names_the_column(
     with pytest.raises(error):
         pa.array([value], kind)
     with pytest.raises(ResumeError, match=r"prompts\.keep_columns: 'level' has values that are"):
-        run_parts.completion_table(
-            [completion("a", carried={"level": value})], pa.schema([("level", kind)])
-        )
+        completion_table([completion("a", carried={"level": value})], pa.schema([("level", kind)]))
 
 
 def test_parts_of_one_run_keep_the_columns_of_its_first_release(
@@ -135,7 +137,7 @@ def test_parts_of_one_run_keep_the_columns_of_its_first_release(
     assert found == fewer
     recorded = dataclasses.replace(record, own_schema=schema_text(found), run_id="another")
     assert run_parts.own_schema_of(folder, recorded) == fewer
-    assert run_parts.completion_table([completion("b")], pa.schema([]), found).schema == fewer
+    assert completion_table([completion("b")], pa.schema([]), found).schema == fewer
 
 
 def test_run_without_parts_gets_the_columns_of_this_release(
@@ -157,7 +159,10 @@ def test_completion_comes_back_as_it_was(tmp_path: Path, completion: Build) -> N
     row = completion(
         "ид-1",
         sample_index=2,
-        turns=(FULL_TURN, dataclasses.replace(FULL_TURN, prompt_token_ids=(), reasoning_text=None)),
+        turns=(
+            FULL_TURN,
+            dataclasses.replace(FULL_TURN, prompt_token_ids=array("i"), reasoning_text=None),
+        ),
         finish_reason="length",
         started_at_s=1_700_000_000.125,
         finished_at_s=1_700_000_002.5,

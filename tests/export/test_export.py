@@ -108,8 +108,8 @@ def row(build: Build, number: int) -> Completion:
     turn = replace(
         good.turns[0],
         answer_text=f"answer {number}",
-        prompt_token_ids=(1, 2, 3),
-        completion_token_ids=tuple(range(100, 100 + number % 5 + 1)),
+        prompt_token_ids=array("i", [1, 2, 3]),
+        completion_token_ids=array("i", range(100, 100 + number % 5 + 1)),
         completion_tokens=number % 5 + 1,
         generation_boundary=3,
     )

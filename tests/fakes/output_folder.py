@@ -1,5 +1,6 @@
 """Output folders of a run with parts of a few rows, and what a reader sees in them."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -103,8 +104,8 @@ FULL_TURN = Turn(
     prompt_tokens=4,
     completion_tokens=3,
     reasoning_tokens=2,
-    prompt_token_ids=(1, 2, 3, 4),
-    completion_token_ids=(151_643, 0, 9),
+    prompt_token_ids=array("i", [1, 2, 3, 4]),
+    completion_token_ids=array("i", [151_643, 0, 9]),
     generation_boundary=4,
     duration_s=1.5,
 )

@@ -1,6 +1,7 @@
 """Finished run with given rows, as the coordinator leaves it."""
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,8 @@ def conversation_row(
                 reasoning_text=reasoning,
                 prompt_tokens=10 * number,
                 completion_tokens=5,
-                prompt_token_ids=tuple(range(10 * number)),
-                completion_token_ids=(101, 102, 103, 104, 105),
+                prompt_token_ids=array("i", range(10 * number)),
+                completion_token_ids=array("i", [101, 102, 103, 104, 105]),
                 generation_boundary=10 * number,
             )
         )
