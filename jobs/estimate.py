@@ -143,14 +143,16 @@ def _query(
     options: argparse.Namespace, run: "RunFile", groups: "list[tuple[PricedGroup, ...]]"
 ) -> "EstimateQuery":
     from pipeline.dataset.lengths import expected_lengths
-    from pipeline.run_file import estimate_query, with_planner_settings
+    from pipeline.run_file import estimate_query, with_planner_settings, with_row_budgets
 
     run = with_planner_settings(
         run, model_config_path=options.model_config, sglang_version=options.sglang_version
     )
+    size = _size(options, run)
+    run = with_row_budgets(run, size.budgets)
     query = estimate_query(
         run,
-        _size(options, run),
+        size,
         expected_lengths(run, options.lengths_from),
         today=datetime.now(UTC).date(),
     )

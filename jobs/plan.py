@@ -226,7 +226,7 @@ def _kept_calibration(
 
 
 def _searched(options: argparse.Namespace) -> str:
-    from pipeline.dataset.lengths import expected_lengths, longest_prompts
+    from pipeline.dataset.lengths import expected_lengths, prompt_bounds
     from pipeline.planner.estimate.rate_output import search_json, search_text
     from pipeline.planner.rate.ranking import rated_search
     from pipeline.planner.rate.search import SearchQuery
@@ -239,6 +239,7 @@ def _searched(options: argparse.Namespace) -> str:
         search_limits,
         usd_per_gpu_hour,
         with_planner_settings,
+        with_row_budgets,
     )
     from schemas.config.reader import read_run_file
 
@@ -251,8 +252,10 @@ def _searched(options: argparse.Namespace) -> str:
     model = run_model(run)
     # A run uses the context that its longest prompt needs. Prompts elsewhere are not fetched.
     are_here = Path(run.prompts.path).exists()
-    longest = longest_prompts(run) if are_here and not plan_base(run, None).has(_CONTEXT) else None
-    base = plan_base(run, needed_context_tokens(run, model, longest))
+    is_read = are_here and not plan_base(run, None).has(_CONTEXT)
+    bounds = prompt_bounds(run) if is_read else None
+    run = with_row_budgets(run, bounds.budgets if bounds else None)
+    base = plan_base(run, needed_context_tokens(run, model, bounds.longest if bounds else None))
     load = run_load(
         run,
         prompt_tokens_mean=run.lengths.prompt_tokens_mean or options.prompt_tokens,

@@ -26,7 +26,8 @@ from pipeline.errors import (
 )
 from pipeline.planner.estimate.figures import duration
 from schemas.config.reader import read_run_file
-from schemas.config.run_file import RunFile, is_url
+from schemas.config.run_file import RunFile
+from schemas.config.section import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -141,8 +142,13 @@ def _absolute(path: str) -> str:
     """Make a path absolute that exists, or that cannot be the name of a data set on the hub."""
     if is_url(path):
         return path
-    looks_local = Path(path).suffix in (".parquet", ".pq", ".jsonl", ".ndjson", ".json")
-    return str(Path(path).absolute()) if looks_local or Path(path).exists() else path
+    from pipeline.dataset.sources.files import is_file_name
+
+    try:
+        exists = Path(path).exists()
+    except OSError as error:
+        raise ConfigError(f"prompts.path: cannot read {path}: {error.strerror}") from None
+    return str(Path(path).absolute()) if exists or is_file_name(path) else path
 
 
 # -- the run
@@ -358,6 +364,8 @@ def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsol
 def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
     lines = [
         f"prompts    {config.prompts.path}: column {counts.column!r}, read as {counts.shape}",
+        *(f"not read   {line}" for line in counts.left_out),
+        *_column_lines(counts),
         f"rows       {counts.rows_total:,} to generate, {counts.rows_done:,} of them done",
         f"turns      {counts.turns:,} assistant turns",
         f"tokens     {counts.prompt_tokens:,} in prompts ({counts.token_method})",
@@ -372,6 +380,17 @@ def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
         for kind, (count, example) in counts.problems.items()
     ]
     return "\n".join(lines)
+
+
+def _column_lines(counts: "DryRun") -> "Iterator[str]":
+    if counts.system_column is not None:
+        yield (
+            f"system     each row's system prompt is column {counts.system_column!r}; "
+            f"prompts.system_column: false leaves it out"
+        )
+    if counts.row_settings:
+        columns = ", ".join(f"{name} from {of!r}" for name, of in counts.row_settings.items())
+        yield f"settings   of single rows: {columns}; prompts.row_settings: {{}} leaves them out"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from schemas.config.reader import run_file_of
 from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize
 from schemas.plan import Calibration, ModelFacts
-from schemas.prompt import Longest
+from schemas.prompt import Longest, RowBudgets
 
 # assumed: more than most chat templates add, such as a system prompt of their own; an engine's
 # first answer shows the true number
@@ -72,6 +72,15 @@ def estimate_query(
         calibrations=calibrations or {},
         today=today,
     )
+
+
+def with_row_budgets(run: RunFile, budgets: RowBudgets | None) -> RunFile:
+    """Return the run file with the largest token budget of any row as `sampling.max_tokens`."""
+    if budgets is None:
+        return run
+    own, largest = run.sampling.limit_tokens, budgets.largest
+    most = largest if budgets.are_all_set else max(own, largest)
+    return run.model_copy(update={"sampling": run.sampling.model_copy(update={"max_tokens": most})})
 
 
 def with_planner_settings(run: RunFile, **settings: str | Path | None) -> RunFile:

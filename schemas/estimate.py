@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.plan import BudgetRow
-from schemas.prompt import Longest
+from schemas.prompt import Longest, RowBudgets
 
 PriceKind = Literal["on_demand", "spot", "own"]
 ReadingInput = Literal["running_requests", "step_time", "accept_length", "prefill_share"]
@@ -329,3 +329,5 @@ class InputSize:
     prompts: PromptLengths
     longest: Longest | None
     """Longest prompts, which the context must fit; from frozen prompts."""
+    budgets: RowBudgets | None = None
+    """Token budgets that rows set themselves; None where no row does."""

@@ -7,7 +7,7 @@ The row id depends on the content of a row, never on its position.
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from schemas.config.requests import SamplingConfig
@@ -18,6 +18,9 @@ Longest = Sequence[tuple[int, int]]
 Role = Literal["system", "developer", "user", "assistant"]
 
 ProblemKind = Literal[
+    "unreadable",
+    "too_large",
+    "bad_setting",
     "not_a_list",
     "no_user_turn",
     "unknown_role",
@@ -52,6 +55,20 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """Settings of one row; None leaves one to the run file."""
+
+    thinking: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+    def given(self) -> dict[str, object]:
+        """Return the settings that the row has."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A source row: its conversation with empty assistant turns, and its carried columns."""
 
@@ -62,6 +79,7 @@ class Prompt:
     carried: dict[str, object]
     """Kept columns of the source, JSON values only."""
     problem: Problem | None = None
+    settings: RowSettings = RowSettings()
 
     @property
     def num_turns(self) -> int:
@@ -114,6 +132,49 @@ class Request:
     turn_index: int
     messages: tuple[Message, ...]
     sampling: SamplingParams
+    settings: RowSettings = RowSettings()
+    """The row's own thinking and chat-template words; its sampling is in `sampling`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptBounds:
+    """Largest prompts and token budgets of the rows seen so far; bad rows count for nothing."""
+
+    longest_by_turns: dict[int, int] = field(default_factory=dict)
+    row_max_tokens: int | None = None
+    """Largest token budget that a row sets itself."""
+    has_unset: bool = False
+    """True if a row leaves its budget to the run file."""
+
+    def note(self, prompt: Prompt) -> None:
+        if prompt.problem is not None:
+            return
+        turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
+        self.longest_by_turns[turns] = max(tokens, self.longest_by_turns.get(turns, 0))
+        if prompt.settings.max_tokens is None:
+            self.has_unset = True
+        else:
+            self.row_max_tokens = max(prompt.settings.max_tokens, self.row_max_tokens or 0)
+
+    @property
+    def longest(self) -> Longest:
+        return tuple(sorted(self.longest_by_turns.items()))
+
+    @property
+    def budgets(self) -> "RowBudgets | None":
+        """Return the budgets that rows set; None where no row sets one."""
+        if self.row_max_tokens is None:
+            return None
+        return RowBudgets(largest=self.row_max_tokens, are_all_set=not self.has_unset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBudgets:
+    """Token budgets that rows set themselves."""
+
+    largest: int
+    are_all_set: bool
+    """True if no row leaves its budget to the run file."""
 
 
 # ChatML: <|im_start|>, role and line feed before the text, <|im_end|> and line feed after it.
@@ -128,13 +189,18 @@ def most_tokens(messages: Iterable[Message]) -> int:
     )
 
 
-def content_hash(messages: tuple[Message, ...]) -> str:
-    """Hash roles and texts in order to 16 hex digits (64 bits of SHA-256)."""
-    return _digest([[message.role, message.content] for message in messages])[:16]
+def content_hash(messages: tuple[Message, ...], settings: RowSettings = RowSettings()) -> str:
+    """Hash roles and texts in order, and the row's settings, to 16 hex digits of SHA-256."""
+    turns = [[message.role, message.content] for message in messages]
+    given = settings.given()
+    return _digest([turns, given] if given else turns)[:16]
 
 
 def content_row_id(
-    messages: tuple[Message, ...], carried: dict[str, object], raw: object = None
+    messages: tuple[Message, ...],
+    carried: dict[str, object],
+    raw: object = None,
+    settings: RowSettings = RowSettings(),
 ) -> str:
     """Hash all that the run reads of a row to 32 hex digits; an exact repeat has the same id.
 
@@ -142,7 +208,8 @@ def content_row_id(
     `raw` replaces a conversation that could not be read.
     """
     turns = [[message.role, message.content] for message in messages]
-    return _digest([turns, carried, raw])[:32]
+    given = settings.given()
+    return _digest([turns, carried, raw, *([given] if given else [])])[:32]
 
 
 def derived_seed(params: SamplingParams, row_id: str, sample_index: int, turn_index: int) -> int:

@@ -28,6 +28,7 @@ RATE = "pipeline.planner.rate"
 ESTIMATE = "pipeline.planner.estimate"
 RUN_FILE = "pipeline.run_file"
 QUALITY = "pipeline.quality"
+SOURCES = "pipeline.dataset.sources"
 DATASET = "pipeline.dataset"
 EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
@@ -55,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     ESTIMATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS, RATE},
     RUN_FILE: {MODELS, *PLANNER},
     QUALITY: {MODELS, LENGTHS},
-    DATASET: {STORE, MODELS, SGLANG, LENGTHS},
+    SOURCES: {STORE},
+    DATASET: {SOURCES, STORE, MODELS, SGLANG, LENGTHS},
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
@@ -67,7 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *PLANNER,
     },
     "jobs": {
-        *(RUN, ENGINES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
+        *(RUN, ENGINES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES, RUN_FILE, STORE),
+        MODELS,
         *PLANNER,
     },
 }  # fmt: skip
@@ -80,8 +83,8 @@ DOORS: dict[str, set[str]] = {
     "httpx2": {ENGINES},
     "aiohttp": {ENGINES},
     "orjson": {ENGINES},
-    "datasets": {DATASET},
-    "pyarrow": {"schemas.completion", STORE, DATASET, EXPORT, "pipeline.report.rows", RUN},
+    "datasets": {SOURCES},
+    "pyarrow": {"schemas.completion", STORE, SOURCES, DATASET, EXPORT, "pipeline.report.rows", RUN},
     "rich": {"pipeline.console.console"},
     "pydantic": {"schemas", CONFIG},
     "pydantic_core": {CONFIG},

@@ -9,9 +9,9 @@ carried columns in the output.
 import base64
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +22,23 @@ from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import PROMPTS
-from schemas.prompt import Longest, Message, Problem, Prompt, most_tokens
+from schemas.prompt import (
+    Longest,
+    Message,
+    Problem,
+    Prompt,
+    PromptBounds,
+    RowBudgets,
+    RowSettings,
+)
+from schemas.units import MIB
 
-# Rows of one file, which are in memory while it is written.
+# Rows of one file, which is in memory, compressed, while it is written.
 _FILE_ROWS = 2_048
 # A lease has a few dozen rows: with this group size a worker needs one small read.
 _GROUP_ROWS = 512
+# Text of one row group, less where a single row has more.
+_GROUP_BYTES = 16 * MIB
 
 _NO_IDS = pa.array([], pa.string())
 _FROZEN_SCHEMA = pa.schema(
@@ -52,14 +63,17 @@ class FrozenPrompts:
     """Arrow schema of the carried columns, serialised, in base64."""
     longest: Longest | None = None
     """Longest prompts by turns; None for a set frozen by a version that did not count them."""
-    _group: tuple[int, list[Prompt]] = field(default=(-1, []))
+    budgets: RowBudgets | None = None
+    """Token budgets that rows set themselves; None where no row does."""
+    _group: tuple[int, list[Prompt]] = field(default=(0, []))
+    """Number of the first row of a row group, and the group's rows."""
 
     def prompt(self, number: int) -> Prompt:
         """Read row `number`; its row group stays in memory, since leases are ranges."""
-        group_number, within = divmod(number, _GROUP_ROWS)
-        if self._group[0] != group_number:
-            self._group = (group_number, self._read_group(group_number))
-        return self._group[1][within]
+        start, prompts = self._group
+        if not start <= number < start + len(prompts):
+            self._group = start, prompts = self._read_group(number)
+        return prompts[number - start]
 
     def ids(self) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Yield row ids and content hashes in order, one file at a time."""
@@ -80,36 +94,75 @@ class FrozenPrompts:
                 yield own_ids[number].as_py(), start + number
             start += len(own_ids)
 
-    def _read_group(self, group_number: int) -> list[Prompt]:
-        file_number, group = divmod(group_number, _FILE_ROWS // _GROUP_ROWS)
+    def _read_group(self, number: int) -> tuple[int, list[Prompt]]:
+        """Read the row group that has row `number`; return the number of its first row as well."""
+        file_number = number // _FILE_ROWS
+        start = file_number * _FILE_ROWS
         with opened_parquet(self.folder, _file_name(self.name, file_number)) as file:
-            return [_prompt_from_frozen(row) for row in file.read_row_group(group).to_pylist()]
+            for group in range(file.num_row_groups):
+                num_rows = file.metadata.row_group(group).num_rows
+                if number < start + num_rows:
+                    rows = file.read_row_group(group).to_pylist()
+                    return start, [_prompt_from_frozen(row) for row in rows]
+                start += num_rows
+        raise IndexError(number)
 
 
 def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
     """Write the stream's prompts under `prompts/<name>/` in one pass, the index last."""
     _remove_set(folder, name)
     folder.make(f"{PROMPTS}/{name}")
-    known = _known_schema(stream)
-    num_rows = num_problems = 0
-    longest: dict[int, int] = {}
-    while batch := list(islice(stream.prompts, _FILE_ROWS)):
-        if stream.arrow_schema is None:
-            known = _widened(known, batch)
-        _write_file(folder, _file_name(name, num_rows // _FILE_ROWS), batch)
-        num_rows += len(batch)
-        num_problems += sum(prompt.problem is not None for prompt in batch)
-        for prompt in batch:
-            note_longest(longest, prompt)
+    tally, file_number = _Tally(carried=_known_schema(stream)), 0
+    is_typed = stream.arrow_schema is not None
+    while (first := next(groups := _groups(islice(stream.prompts, _FILE_ROWS)), None)) is not None:
+        noted = tally.noting(chain([first], groups), is_typed=is_typed)
+        _write_file(folder, _file_name(name, file_number), noted)
+        file_number += 1
     index = {
-        "num_rows": num_rows,
-        "num_problems": num_problems,
+        "num_rows": tally.num_rows,
+        "num_problems": tally.num_problems,
         **asdict(stream.columns),
-        "carried_schema": schema_text(_as_written(known)),
-        "longest": tuple(sorted(longest.items())),
+        "carried_schema": schema_text(_as_written(tally.carried)),
+        "longest": tally.bounds.longest,
+        "budgets": None if tally.bounds.budgets is None else asdict(tally.bounds.budgets),
     }
     folder.write_whole(_index_name(name), json.dumps(index).encode())
     return _from_index(folder, name, index)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """Counts of the prompts written so far, and the types of their carried columns."""
+
+    carried: pa.Schema
+    num_rows: int = 0
+    num_problems: int = 0
+    bounds: PromptBounds = field(default_factory=PromptBounds)
+
+    def noting(self, groups: Iterable[list[Prompt]], *, is_typed: bool) -> Iterator[list[Prompt]]:
+        for group in groups:
+            if not is_typed:
+                self.carried = _widened(self.carried, group)
+            self.num_rows += len(group)
+            self.num_problems += sum(prompt.problem is not None for prompt in group)
+            for prompt in group:
+                self.bounds.note(prompt)
+            yield group
+
+
+def _groups(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    """Split prompts into row groups that fit into memory: a worker reads one at a time."""
+    group: list[Prompt] = []
+    num_bytes = 0
+    for prompt in prompts:
+        size = sum(len(message.content) for message in prompt.messages)
+        if group and (len(group) == _GROUP_ROWS or num_bytes + size > _GROUP_BYTES):
+            yield group
+            group, num_bytes = [], 0
+        group.append(prompt)
+        num_bytes += size
+    if group:
+        yield group
 
 
 def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
@@ -120,16 +173,18 @@ def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
 
 
 def _from_index(folder: Folder, name: str, index: dict[str, Any]) -> FrozenPrompts:
-    columns = InputColumns(**{field.name: index[field.name] for field in fields(InputColumns)})
-    longest = index.get("longest")
+    # Sets of earlier versions lack the newer fields.
+    columns = {f.name: index[f.name] for f in fields(InputColumns) if f.name in index}
+    longest, budgets = index.get("longest"), index.get("budgets")
     return FrozenPrompts(
         folder=folder,
         name=name,
         num_rows=index["num_rows"],
         num_problems=index["num_problems"],
-        columns=columns,
+        columns=InputColumns(**columns),
         carried_schema=index["carried_schema"],
         longest=None if longest is None else tuple((turns, tokens) for turns, tokens in longest),
+        budgets=None if budgets is None else RowBudgets(**budgets),
     )
 
 
@@ -137,13 +192,6 @@ def frozen_in(folder: Folder) -> FrozenPrompts | None:
     """Find the run's frozen set; None when there is no complete one."""
     sets = (frozen_prompts(folder, name) for name in folder.names(PROMPTS))
     return next((frozen for frozen in sets if frozen is not None), None)
-
-
-def note_longest(longest: dict[int, int], prompt: Prompt) -> None:
-    """Update the longest prompt of its number of turns; a bad row has none."""
-    if prompt.problem is None:
-        turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
-        longest[turns] = max(tokens, longest.get(turns, 0))
 
 
 def remove_other_sets(folder: Folder, name: str) -> None:
@@ -181,8 +229,16 @@ def _file_name(name: str, file_number: int) -> str:
     return f"{PROMPTS}/{name}/rows-{file_number:05d}.parquet"
 
 
-def _write_file(folder: Folder, file_name: str, prompts: list[Prompt]) -> None:
-    table = pa.table(
+def _write_file(folder: Folder, file_name: str, groups: Iterable[list[Prompt]]) -> None:
+    buffer = io.BytesIO()
+    with pq.ParquetWriter(buffer, _FROZEN_SCHEMA, compression="zstd") as writer:
+        for group in groups:
+            writer.write_table(_table(group))
+    folder.write_whole(file_name, buffer.getvalue())
+
+
+def _table(prompts: list[Prompt]) -> pa.Table:
+    return pa.table(
         {
             "row_id": [prompt.row_id for prompt in prompts],
             "content_hash": [prompt.content_hash for prompt in prompts],
@@ -190,18 +246,17 @@ def _write_file(folder: Folder, file_name: str, prompts: list[Prompt]) -> None:
         },
         schema=_FROZEN_SCHEMA,
     )
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=_GROUP_ROWS)
-    folder.write_whole(file_name, buffer.getvalue())
 
 
 def _body(prompt: Prompt) -> str:
     problem = prompt.problem
-    values = {
+    values: dict[str, object] = {
         "messages": [[message.role, message.content] for message in prompt.messages],
         "carried": prompt.carried,
         "problem": [problem.kind, problem.text] if problem else None,
     }
+    if settings := prompt.settings.given():
+        values["settings"] = settings
     return _json_text(values)
 
 
@@ -220,6 +275,7 @@ def _prompt_from_frozen(row: dict[str, str]) -> Prompt:
         messages=tuple(Message(role=role, content=text) for role, text in body["messages"]),
         carried=body["carried"],
         problem=Problem(kind=problem[0], text=problem[1]) if problem else None,
+        settings=RowSettings(**body.get("settings", {})),
     )
 
 

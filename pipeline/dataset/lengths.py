@@ -6,24 +6,27 @@ tokenized.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean, pstdev
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.dataset.frozen import FrozenPrompts, note_longest
+from pipeline.dataset.frozen import FrozenPrompts
 from pipeline.dataset.prompts import history, read_prompts
 from pipeline.errors import ConfigError, PlanError
-from pipeline.models.tokenizer import model_token_counter
+from pipeline.models.tokenizer import TokenCounter, model_token_counter
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.store.object_store import open_store, place
 from schemas.config.run_file import RunFile
 from schemas.estimate import InputSize, PromptLengths
-from schemas.prompt import Longest, Message
+from schemas.prompt import Message, Prompt, PromptBounds
 
 _SAMPLED_PROMPTS = 2000
 _SEED = 7
+# Prompts of the sample up to this length are counted at the end.
+_KEPT_CHARACTERS = 64 * 1024
 _STRETCHES, _STRETCH_ROWS = 40, 50
 
 
@@ -32,39 +35,33 @@ def input_size(config: RunFile) -> InputSize:
 
     Raises ConfigError for an input that cannot be read or has no usable prompt.
     """
-    random = Random(_SEED)  # noqa: S311 - a sample, no secret
-    sample: list[tuple[Message, ...]] = []
-    longest: dict[int, int] = {}
-    usable = turns = 0
+    sample = _Sample(counter=model_token_counter(config.model))
+    bounds = PromptBounds()
+    turns = 0
     for prompt in read_prompts(config.prompts).prompts:
-        if prompt.problem is not None:
-            continue
-        usable += 1
-        turns += prompt.num_turns
-        note_longest(longest, prompt)
-        # Each prompt so far is in the sample with the same probability (Vitter's algorithm R).
-        if len(sample) < _SAMPLED_PROMPTS:
-            sample.append(history(prompt.messages, []))
-        elif (index := random.randrange(usable)) < _SAMPLED_PROMPTS:
-            sample[index] = history(prompt.messages, [])
+        bounds.note(prompt)
+        if prompt.problem is None:
+            turns += prompt.num_turns
+            sample.offer(prompt)
     return InputSize(
         num_completions=turns * config.samples_per_prompt,
         prompts=_prompt_lengths(config, sample),
-        longest=tuple(sorted(longest.items())),
+        longest=bounds.longest,
+        budgets=bounds.budgets,
     )
 
 
-def longest_prompts(config: RunFile) -> Longest:
-    """Return the longest prompts of the input, by their number of turns."""
-    longest: dict[int, int] = {}
+def prompt_bounds(config: RunFile) -> PromptBounds:
+    """Return the longest prompts of the input by their number of turns, and the rows' budgets."""
+    bounds = PromptBounds()
     for prompt in read_prompts(config.prompts).prompts:
-        note_longest(longest, prompt)
-    return tuple(sorted(longest.items()))
+        bounds.note(prompt)
+    return bounds
 
 
 def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
     """Estimate the size of a run's frozen prompts from stretches spread over all of them."""
-    sample: list[tuple[Message, ...]] = []
+    sample = _Sample(counter=model_token_counter(config.model))
     turns = num_read = 0
     stretches = range(0, frozen.num_rows, max(frozen.num_rows // _STRETCHES, 1))
     for start in stretches:
@@ -73,13 +70,14 @@ def frozen_size(config: RunFile, frozen: FrozenPrompts) -> InputSize:
             num_read += 1
             if prompt.problem is None:
                 turns += prompt.num_turns
-                sample.append(history(prompt.messages, []))
+                sample.offer(prompt)
     lengths = _prompt_lengths(config, sample)
     completions = turns / num_read * frozen.num_rows * config.samples_per_prompt
     return InputSize(
         num_completions=round(completions),
         prompts=lengths,
         longest=frozen.longest,
+        budgets=frozen.budgets,
     )
 
 
@@ -90,17 +88,44 @@ def stated_prompts(mean_tokens: float) -> PromptLengths:
     )
 
 
-def _prompt_lengths(config: RunFile, sample: list[tuple[Message, ...]]) -> PromptLengths:
-    if not sample:
+@dataclass(slots=True, kw_only=True)
+class _Sample:
+    """Seeded sample of prompts, each with the same probability (Vitter's algorithm R).
+
+    Long prompts are counted at once, so that a sample of them does not stay in memory.
+    """
+
+    counter: TokenCounter
+    random: Random = field(default_factory=lambda: Random(_SEED))  # noqa: S311 - a sample, no secret
+    num_offered: int = 0
+    _kept: list[tuple[Message, ...] | int] = field(default_factory=list)
+
+    def offer(self, prompt: Prompt) -> None:
+        self.num_offered += 1
+        if len(self._kept) < _SAMPLED_PROMPTS:
+            self._kept.append(self._text_or_count(prompt))
+        elif (index := self.random.randrange(self.num_offered)) < _SAMPLED_PROMPTS:
+            self._kept[index] = self._text_or_count(prompt)
+
+    def counts(self) -> list[int]:
+        return [kept if isinstance(kept, int) else self.counter.count(kept) for kept in self._kept]
+
+    def _text_or_count(self, prompt: Prompt) -> tuple[Message, ...] | int:
+        messages = history(prompt.messages, [])
+        is_short = sum(len(message.content) for message in messages) <= _KEPT_CHARACTERS
+        return messages if is_short else self.counter.count(messages)
+
+
+def _prompt_lengths(config: RunFile, sample: _Sample) -> PromptLengths:
+    counts = sample.counts()
+    if not counts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no usable prompt")
-    counter = model_token_counter(config.model)
-    counts = [counter.count(messages) for messages in sample]
     mean = fmean(counts)
     return PromptLengths(
         mean_tokens=mean,
         cv=pstdev(counts) / mean if mean else 0.0,
         sampled=len(counts),
-        source=f"{len(counts):,} prompts of {config.prompts.path}, {counter.method}",
+        source=f"{len(counts):,} prompts of {config.prompts.path}, {sample.counter.method}",
     )
 
 

@@ -9,39 +9,61 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
-from pipeline.dataset.sources import input_files, one_line_error, open_source
+import pyarrow as pa
+
+from pipeline.dataset.conversations import (
+    conversation_of,
+    is_blank,
+    is_unicode,
+    single_turn,
+    text_or_conversation,
+    with_system_turn,
+)
+from pipeline.dataset.row_settings import row_settings
+from pipeline.dataset.sources.files import list_input
+from pipeline.dataset.sources.rows import BadRow, Row
+from pipeline.dataset.sources.source import open_source
 from pipeline.errors import ConfigError
 from schemas.completion import COMPLETION_SCHEMA, Turn
+from schemas.config.prompt_template import template_columns, template_parts
 from schemas.config.requests import PromptsConfig, PromptShape
-from schemas.prompt import Message, Problem, Prompt, Role, content_hash, content_row_id
+from schemas.prompt import (
+    Message,
+    Problem,
+    Prompt,
+    RowSettings,
+    content_hash,
+    content_row_id,
+)
 
-# Role names of chat messages and of ShareGPT conversations.
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "developer",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
+# Names of columns with a conversation, the first that exists counts; and how each is read.
+_KNOWN_COLUMNS: dict[str, PromptShape] = {
+    "messages": "messages",
+    "conversations": "conversations",
+    "conversation": "conversations",
+    "prompt": "prompt",
 }
-
 _SYSTEM_COLUMNS = ("system_prompt", "system")
+_SETTINGS_COLUMN = "chat_template_kwargs"
+_ALPACA_COLUMNS = {"instruction", "input"}
 
 # Incremented when a Prompt is derived in another way.
-_FROZEN_FORMAT = 1
+_FROZEN_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputColumns:
-    """The conversation's column and shape, and the column with system prompts."""
+    """The columns that prompts are read from."""
 
     column: str
+    """The conversation's column; the columns of the template, if there is one."""
     shape: PromptShape
     system_column: str | None
+    template: str | None = None
+    row_settings: dict[str, str] | None = None
+    """Setting of single rows → column with it; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +76,13 @@ class PromptStream:
     arrow_schema: object | None
     """The source's column types (a pyarrow.Schema); None where only the rows show them."""
     prompts: Iterator[Prompt]
+    left_out: tuple[str, ...] = ()
+    """Files of the input that are not read, one line per reason."""
 
 
 def input_fingerprint(config: PromptsConfig) -> str | None:
     """Hash that changes whenever the frozen prompts would; None for a hub name."""
-    files = input_files(config)
+    files = list_input(config).files
     if not files:
         return None
     stats = [(file.where, file.size_bytes, file.modified_ns) for file in files]
@@ -72,67 +96,89 @@ def read_prompts(config: PromptsConfig) -> PromptStream:
     Raises ConfigError at once for an input that cannot be opened or lacks a column, and while
     iterating for a repeated id, a row without an id, or a truncated file.
     """
-    source = open_source(config)
+    named = _named_columns(config)
+    source = open_source(config, [name for names in named.values() for name in names])
     columns = _input_columns(source.columns, config)
-    _check_columns(source.columns, config)
-    wanted = [columns.column, columns.system_column, config.id_column, *config.keep_columns]
-    rows = source.rows(list(dict.fromkeys(name for name in wanted if name)))
+    _check_columns(source.columns, named, config)
+    _check_no_binary(source.arrow_schema, config)
+    required = _required_columns(columns, config)
+    wanted = [
+        *required,
+        *([columns.system_column] if columns.system_column else []),
+        *config.keep_columns,
+        *(columns.row_settings or {}).values(),
+    ]
+    rows = source.rows(list(dict.fromkeys(wanted)), required)
     return PromptStream(
         columns=columns,
         carried=tuple(config.keep_columns),
         arrow_schema=source.arrow_schema,
         prompts=_prompts(rows, columns, config),
+        left_out=source.left_out,
     )
 
 
-def _input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColumns:
-    """Choose the conversation's column: the one named, else the first of three known names."""
-    known: tuple[PromptShape, ...] = ("messages", "conversations", "prompt")
-    column = config.column or next((name for name in known if name in present), None)
-    if column is None:
-        raise ConfigError(
-            f"prompts.column: none of {', '.join(known)} is a column of {config.path}; "
-            f"name one of: {', '.join(present)}"
-        )
-    by_name: PromptShape = next((name for name in known if name == column), "prompt")
-    shape = config.shape or by_name
-    system = config.system_column or next((c for c in _SYSTEM_COLUMNS if c in present), None)
-    return InputColumns(column=column, shape=shape, system_column=system)
+# -- columns
 
 
-def _prompt(row: dict[str, object], columns: InputColumns, config: PromptsConfig) -> Prompt:
-    """Convert one source row; the row id of equal rows is not unique yet."""
-    carried = {name: row.get(name) for name in config.keep_columns}
-    value = row.get(columns.column)
-    parsed = _conversation(value, columns)
-    if not isinstance(parsed, Problem):
-        parsed = _with_system(parsed, row, columns, config)
-    problem = parsed if isinstance(parsed, Problem) else None
-    messages = () if isinstance(parsed, Problem) else parsed
-    raw = value if problem else None
-    row_id = (
-        content_row_id(messages, carried, raw)
-        if config.id_column is None
-        else str(row.get(config.id_column))
-    )
-    hashed = content_hash(messages) if problem is None else content_row_id((), {}, raw)[:16]
-    return Prompt(
-        row_id=row_id,
-        content_hash=hashed,
-        messages=messages,
-        carried=carried,
-        problem=problem,
-    )
-
-
-def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
-    wanted = {
+def _named_columns(config: PromptsConfig) -> dict[str, list[str]]:
+    """Return the columns that the run file names, by its keys."""
+    return {
         "prompts.column": [config.column] if config.column else [],
+        "prompts.template": template_columns(config.template) if config.template else [],
         "prompts.id_column": [config.id_column] if config.id_column else [],
         "prompts.system_column": [config.system_column] if config.system_column else [],
         "prompts.keep_columns": config.keep_columns,
+        "prompts.row_settings": list((config.row_settings or {}).values()),
     }
-    for field, names in wanted.items():
+
+
+def _required_columns(columns: InputColumns, config: PromptsConfig) -> list[str]:
+    """Return the columns that every file of the input must have."""
+    own = template_columns(columns.template) if columns.template else [columns.column]
+    return [*own, *([config.id_column] if config.id_column else [])]
+
+
+def _input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColumns:
+    """Choose the conversation's column: the one named, else the first of the known names."""
+    settings = {str(setting): name for setting, name in (config.row_settings or {}).items()}
+    if config.row_settings is None and _SETTINGS_COLUMN in present:
+        settings = {_SETTINGS_COLUMN: _SETTINGS_COLUMN}
+    system = config.system_column
+    if system is None:
+        system = next((name for name in _SYSTEM_COLUMNS if name in present), None)
+    shape: PromptShape = "prompt"
+    if config.template is not None:
+        column: str | None = ", ".join(template_columns(config.template))
+    else:
+        column = config.column or next((name for name in _KNOWN_COLUMNS if name in present), None)
+        shape = config.shape or _KNOWN_COLUMNS.get(str(column), "prompt")
+    if column is None:
+        raise ConfigError(_no_column(present, config))
+    return InputColumns(
+        column=column,
+        shape=shape,
+        system_column=system or None,
+        template=config.template,
+        row_settings=settings or None,
+    )
+
+
+def _no_column(present: tuple[str, ...], config: PromptsConfig) -> str:
+    *known, last = _KNOWN_COLUMNS
+    text = (
+        f"prompts.column: none of {', '.join(known)}, {last} is a column of {config.path}; "
+        f"name one of: {', '.join(present)}"
+    )
+    if set(present) >= _ALPACA_COLUMNS:
+        text += r'; or join them: prompts.template: "{instruction}\n\n{input}"'
+    return text
+
+
+def _check_columns(
+    present: tuple[str, ...], named: dict[str, list[str]], config: PromptsConfig
+) -> None:
+    for field, names in named.items():
         for name in names:
             if name not in present:
                 raise ConfigError(
@@ -146,161 +192,141 @@ def _check_columns(present: tuple[str, ...], config: PromptsConfig) -> None:
             )
 
 
-# -- columns and rows
+def _check_no_binary(schema: Any, config: PromptsConfig) -> None:  # noqa: ANN401 - pyarrow ships no types
+    """Raise ConfigError for binary data where text is written."""
+    if schema is None:
+        return
+    id_column = [config.id_column] if config.id_column else []
+    for field, names in {
+        "prompts.id_column": id_column,
+        "prompts.keep_columns": config.keep_columns,
+    }.items():
+        for name in names:
+            if _has_binary(schema.field(name).type):
+                raise ConfigError(
+                    f"{field}: {name!r} has binary data in {config.path}; expected text, numbers "
+                    f"or lists of them"
+                )
 
 
-def _prompts(
-    rows: Iterable[dict[str, object]], columns: InputColumns, config: PromptsConfig
-) -> Iterator[Prompt]:
+def _has_binary(kind: Any) -> bool:  # noqa: ANN401
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(is_binary(kind) for is_binary in binary) or any(map(_has_binary, inner))
+
+
+# -- rows
+
+
+def _prompts(rows: Iterable[Row], columns: InputColumns, config: PromptsConfig) -> Iterator[Prompt]:
     num_rows_by_id: dict[bytes, int] = {}
-    for number, row in enumerate(islice(_readable(rows, config), config.limit), start=1):
-        if config.id_column is not None and row.get(config.id_column) in (None, ""):
-            raise ConfigError(
-                f"prompts.id_column: row {number} of {config.path} has no {config.id_column!r}"
-            )
-        prompt = _prompt(row, columns, config)
-        if not _is_unicode(prompt.row_id):
-            raise ConfigError(
-                f"prompts.id_column: the id {prompt.row_id!r} in row {number} of {config.path} "
-                f"has a lone surrogate"
-            )
+    for number, row in enumerate(islice(rows, config.limit), start=1):
+        own_id = _own_id(row, number, config)
+        prompt = _prompt(row, columns, config, own_id)
         digest = hashlib.blake2b(prompt.row_id.encode(), digest_size=16).digest()
         occurrence = num_rows_by_id.get(digest, 0)
-        if occurrence and config.id_column is not None:
+        if occurrence and own_id is not None:
             raise ConfigError(
                 f"prompts.id_column: the id {prompt.row_id!r} is in more than one row of "
                 f"{config.path} (again in row {number}); ids must be unique"
             )
         num_rows_by_id[digest] = occurrence + 1
-        if config.id_column is None:
+        if own_id is None:
             prompt = replace(prompt, row_id=f"{prompt.row_id}-{occurrence}")
         yield prompt
 
 
-def _readable(
-    rows: Iterable[dict[str, object]], config: PromptsConfig
-) -> Iterator[dict[str, object]]:
-    """Yield the rows of a file that may be truncated."""
-    with one_line_error(f"cannot read {config.path}"):
-        yield from rows
-
-
-def _conversation(value: object, columns: InputColumns) -> tuple[Message, ...] | Problem:
-    if columns.shape == "prompt" and not isinstance(value, list):
-        return _single_turn(value, columns.column)
-    if not isinstance(value, list):
-        found = "nothing" if value is None else f"a {type(value).__name__}"
-        return Problem(
-            kind="not_a_list", text=f"{columns.column}: found {found}; expected a list of turns"
+def _own_id(row: Row, number: int, config: PromptsConfig) -> str | None:
+    """Return the row's id in the id column; None where its content names it."""
+    if config.id_column is None:
+        return None
+    value = (row.values if isinstance(row, BadRow) else row).get(config.id_column)
+    if value in (None, ""):
+        if isinstance(row, BadRow):
+            return None
+        raise ConfigError(
+            f"prompts.id_column: row {number} of {config.path} has no {config.id_column!r}"
         )
-    messages: list[Message] = []
-    for position, turn in enumerate(value):
-        message = _message(turn, f"{columns.column}[{position}]")
-        if isinstance(message, Problem):
-            return message
-        messages.append(message)
-    return _with_open_places(messages, columns.column)
-
-
-def _single_turn(value: object, column: str) -> tuple[Message, ...] | Problem:
-    text = _text(value, column)
-    if isinstance(text, Problem):
-        return text
-    return (Message(role="user", content=text), Message(role="assistant", content=""))
-
-
-def _message(turn: object, where: str) -> Message | Problem:
-    if not isinstance(turn, dict):
-        return Problem(
-            kind="not_a_list",
-            text=f"{where}: found a {type(turn).__name__}; expected a role and its text",
+    if not is_unicode(str(value)):
+        raise ConfigError(
+            f"prompts.id_column: the id {value!r} in row {number} of {config.path} "
+            f"has a lone surrogate"
         )
-    name = turn.get("role") if turn.get("role") is not None else turn.get("from")
-    role = _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
-    if role is None:
-        known = ", ".join(_ROLES)
-        return Problem(kind="unknown_role", text=f"{where}: role {name!r}; known are {known}")
-    if role == "assistant":
-        return Message(role="assistant", content="")
-    value = turn.get("content") if turn.get("content") is not None else turn.get("value")
-    content = _text(value, where)
-    return content if isinstance(content, Problem) else Message(role=role, content=content)
+    return str(value)
 
 
-def _text(value: object, where: str) -> str | Problem:
-    """Read the text of a turn: a string, or a list of text parts."""
-    if isinstance(value, list):
-        texts = []
-        for part in value:
-            text = part if isinstance(part, str) else None
-            # In parquet a part without a type has the field of the others, with null in it.
-            if isinstance(part, dict) and part.get("type") in (None, "text"):
-                text = part.get("text")
-            if not isinstance(text, str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                return Problem(kind="not_text", text=f"{where}: a part of type {kind!r}, not text")
-            texts.append(text)
-        value = "".join(texts)
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return Problem(kind="empty_text", text=f"{where}: the text is empty")
-    if not isinstance(value, str):
-        found = type(value).__name__
-        return Problem(kind="not_text", text=f"{where}: found a {found}; expected text")
-    if not _is_unicode(value):
-        return Problem(kind="not_text", text=f"{where}: has a lone surrogate")
-    return value
+def _prompt(row: Row, columns: InputColumns, config: PromptsConfig, own_id: str | None) -> Prompt:
+    """Convert one source row; the row id of equal rows is not unique yet."""
+    values = row.values if isinstance(row, BadRow) else row
+    carried = {name: values.get(name) for name in config.keep_columns}
+    parsed = row.problem if isinstance(row, BadRow) else _conversation(row, columns, config)
+    settings = row_settings(values, columns.row_settings or {})
+    if isinstance(settings, Problem):
+        parsed, settings = parsed if isinstance(parsed, Problem) else settings, RowSettings()
+    if isinstance(parsed, Problem):
+        raw = row.content if isinstance(row, BadRow) else _raw(row, columns)
+        return Prompt(
+            row_id=own_id or content_row_id((), carried, raw),
+            content_hash=content_row_id((), {}, raw)[:16],
+            messages=(),
+            carried=carried,
+            problem=parsed,
+        )
+    return Prompt(
+        row_id=own_id or content_row_id(parsed, carried, settings=settings),
+        content_hash=content_hash(parsed, settings),
+        messages=parsed,
+        carried=carried,
+        settings=settings,
+    )
 
 
-def _is_unicode(text: str) -> bool:
-    # JSON may contain a lone surrogate, which UTF-8 cannot encode.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _raw(row: dict[str, object], columns: InputColumns) -> object:
+    """Return what stands for the conversation of a row that cannot be read."""
+    if columns.template is None:
+        return row.get(columns.column)
+    return [row.get(name) for name in template_columns(columns.template)]
 
 
-def _with_open_places(messages: list[Message], column: str) -> tuple[Message, ...] | Problem:
-    """Leave an empty assistant turn after each user turn that had one, and at the end.
-
-    An assistant turn before any user turn is a greeting that answers nothing, and a second one in a
-    row continues the first: neither can be generated.
-    """
-    opened: list[Message] = []
-    for message in messages:
-        if message.role == "assistant" and not _awaits_answer(opened):
-            continue
-        opened.append(message)
-    if not any(message.role == "user" for message in opened):
-        return Problem(kind="no_user_turn", text=f"{column}: no user turn among {len(messages)}")
-    if _awaits_answer(opened):
-        opened.append(Message(role="assistant", content=""))
-    while opened[-1].role != "assistant":
-        opened.pop()
-    return tuple(opened)
-
-
-def _awaits_answer(messages: list[Message]) -> bool:
-    """Tell if the last turn is a user's, system messages aside."""
-    for message in reversed(messages):
-        if message.role in ("user", "assistant"):
-            return message.role == "user"
-    return False
-
-
-def _with_system(
-    messages: tuple[Message, ...],
-    row: dict[str, object],
-    columns: InputColumns,
-    config: PromptsConfig,
+def _conversation(
+    row: dict[str, object], columns: InputColumns, config: PromptsConfig
 ) -> tuple[Message, ...] | Problem:
-    if any(message.role in ("system", "developer") for message in messages):
+    if columns.template is not None:
+        messages = _filled(columns.template, row)
+    elif columns.shape == "prompt":
+        value, is_text = row.get(columns.column), config.shape == "prompt"
+        messages = text_or_conversation(value, columns.column, is_text=is_text)
+    else:
+        messages = conversation_of(row.get(columns.column), columns.column)
+    if isinstance(messages, Problem):
         return messages
     own = row.get(columns.system_column) if columns.system_column else None
-    text = own if isinstance(own, str) and own.strip() else config.system_prompt
-    if text and not _is_unicode(text):
-        return Problem(kind="not_text", text=f"{columns.system_column}: has a lone surrogate")
-    return (Message(role="system", content=text), *messages) if text else messages
+    return with_system_turn(messages, own, columns.system_column, config.system_prompt)
+
+
+def _filled(template: str, row: dict[str, object]) -> tuple[Message, ...] | Problem:
+    """Fill the columns into the template. Blank space goes with an empty column at an end."""
+    texts: list[str] = []
+    filled: list[bool] = []
+    for text, column in template_parts(template):
+        texts.append(text)
+        if column is None:
+            continue
+        value = row.get(column)
+        if not isinstance(value, str | int | float | None):
+            found = "binary data" if isinstance(value, bytes) else f"a {type(value).__name__}"
+            return Problem(kind="not_text", text=f"{column}: found {found}; expected text")
+        filled.append(not is_blank(value))
+        texts.append("" if is_blank(value) else str(value))
+    if not any(filled):
+        names = ", ".join(template_columns(template))
+        return Problem(kind="empty_text", text=f"{names}: the text is empty")
+    whole = "".join(texts)
+    whole = whole if filled[0] else whole.lstrip()
+    return single_turn(whole if filled[-1] else whole.rstrip(), "prompts.template")
+
+
+# -- conversations of a run
 
 
 def history(

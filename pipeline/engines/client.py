@@ -27,9 +27,9 @@ import orjson
 
 from pipeline.engines.body import request_body
 from pipeline.errors import EngineError
-from pipeline.models.thinking import split_thinking
+from pipeline.models.thinking import family, split_thinking, template_kwargs
 from schemas.completion import Interruption, Outcome, Refusal, TokenIds, Turn
-from schemas.prompt import Request
+from schemas.prompt import Request, RowSettings
 
 # The server read the request and refused it for its contents. Other statuses do not blame the row.
 _ROWS_OWN_FAULT = frozenset({400, 413, 422})
@@ -78,6 +78,8 @@ class ChatClient:
     timeout_s: float
     further_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields of every request's body beyond those of a prompt and its sampling."""
+    family_model: str = ""
+    """Model whose family's switch a row's own thinking uses."""
     _page_client: openai.AsyncOpenAI | None = None
     _http: httpx2.AsyncClient | None = None
 
@@ -98,10 +100,11 @@ class ChatClient:
         if response.status_code != httpx2.codes.OK:
             return _outcome_of_status(response)
         duration_s = monotonic() - sent_s
+        opens_in_prompt = self._opens_in_prompt(request.settings)
 
         def outcome() -> Outcome:
             return _outcome_of_body(
-                response.content, duration_s=duration_s, opens_in_prompt=self.opens_in_prompt
+                response.content, duration_s=duration_s, opens_in_prompt=opens_in_prompt
             )
 
         if len(response.content) > _LARGE_BODY_BYTES:
@@ -174,12 +177,24 @@ class ChatClient:
         body = request_body(
             request,
             model=self.model,
-            template_kwargs=self.template_kwargs,
+            template_kwargs=self._template_kwargs(request.settings),
             return_token_ids=self.return_token_ids,
             further_fields=self.further_fields,
         )
         # The keys of `logit_bias` are numbers.
         return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+    def _opens_in_prompt(self, own: RowSettings) -> bool:
+        if own.thinking is None:
+            return self.opens_in_prompt
+        return own.thinking and family(self.family_model).opens_in_prompt
+
+    def _template_kwargs(self, own: RowSettings) -> dict[str, object]:
+        """Return the run's template words, then those of the row's thinking, then its own."""
+        words = dict(self.template_kwargs)
+        if own.thinking is not None:
+            words |= template_kwargs(self.family_model, thinking=own.thinking)
+        return words | (own.chat_template_kwargs or {})
 
 
 def _http_client(**settings: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - those of httpx2

@@ -293,6 +293,7 @@ class ServedEngine:
             return_token_ids=engine.return_token_ids and engine.kind != "embedded",
             timeout_s=request_timeout_s(config),
             further_fields=config.request,
+            family_model=config.model,
         )
 
 

@@ -24,7 +24,7 @@ from pipeline.planner.sglang.calibration import (
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.layout import tensor_ranks_of
 from pipeline.planner.sglang.releases import rules_for
-from pipeline.run_file import configured_group, estimate_query
+from pipeline.run_file import configured_group, estimate_query, with_row_budgets
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS, READINGS_FILE
 from schemas.config.engine import EngineConfig
@@ -98,6 +98,7 @@ def expectation(
     """
     frozen = frozen_in(folder)
     size = frozen_size(config, frozen) if frozen else None
+    config = with_row_budgets(config, size.budgets if size else None)
     lengths = expected_lengths(config)
     turns = 1.0
     if frozen and size:

@@ -14,6 +14,7 @@ from pipeline.engines.served import ServedEngine
 from pipeline.errors import PipelineError
 from pipeline.quality.languages import language_detector
 from pipeline.run.placement import Place, this_place
+from pipeline.run_file import with_row_budgets
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.run_folder import LOGS
 from pipeline.worker.worker import Worker
@@ -88,7 +89,7 @@ class WorkerActor:
         assert frozen is not None
         engine = MeteredEngine(
             served=ServedEngine(
-                config=plan.config,
+                config=with_row_budgets(plan.config, frozen.budgets),
                 longest_prompts=frozen.longest,
                 worker_number=worker_number,
                 log_path=folder.local_file(self._log_name),

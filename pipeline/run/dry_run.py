@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pyarrow as pa
 
@@ -27,6 +28,11 @@ class DryRun:
 
     column: str
     shape: str
+    system_column: str | None
+    row_settings: dict[str, str]
+    """Setting of single rows → column that it is read from."""
+    left_out: tuple[str, ...]
+    """Files of the input that are not read, one line per reason."""
     rows_total: int
     """Prompts times samples."""
     rows_done: int
@@ -47,11 +53,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     stream, samples = read_prompts(config.prompts), config.samples_per_prompt
     done = _published_rows(config, folder, stream.columns)
     sums = _Sums(counter=token_counter(config), context_tokens=given_context_tokens(config))
-    ids: list[tuple[pa.Array, pa.Array]] = []
-    for batch in _batches(stream.prompts):
-        ids.append(_ids(batch))
-        for prompt in batch:
-            sums.add(prompt, max_tokens=config.sampling.max_tokens or 1)
+    ids = list(_ids(stream.prompts, sums, config))
     if not sums.num_prompts:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
     states = bytearray(sums.num_prompts * samples)
@@ -59,6 +61,9 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
     return DryRun(
         column=stream.columns.column,
         shape=stream.columns.shape,
+        system_column=stream.columns.system_column,
+        row_settings=stream.columns.row_settings or {},
+        left_out=stream.left_out,
         rows_total=sums.num_prompts * samples,
         rows_done=rows_done,
         turns=sums.turns * samples,
@@ -104,17 +109,18 @@ class _Sums:
             self.prompts_without_room += tokens + max_tokens > self.context_tokens
 
 
-def _batches(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
-    batch: list[Prompt] = []
-    for prompt in prompts:
-        batch.append(prompt)
-        if len(batch) == _BATCH_ROWS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _ids(batch: list[Prompt]) -> tuple[pa.Array, pa.Array]:
-    row_ids = pa.array([prompt.row_id for prompt in batch], pa.string())
-    return row_ids, pa.array([prompt.content_hash for prompt in batch], pa.string())
+def _ids(
+    prompts: Iterator[Prompt], sums: _Sums, config: RunFile
+) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Count the prompts; yield row ids and content hashes in batches."""
+    while True:
+        row_ids: list[str] = []
+        hashes: list[str] = []
+        for prompt in islice(prompts, _BATCH_ROWS):
+            max_tokens = prompt.settings.max_tokens or config.sampling.max_tokens or 1
+            sums.add(prompt, max_tokens=max_tokens)
+            row_ids.append(prompt.row_id)
+            hashes.append(prompt.content_hash)
+        if not row_ids:
+            return
+        yield pa.array(row_ids, pa.string()), pa.array(hashes, pa.string())

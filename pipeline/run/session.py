@@ -183,6 +183,8 @@ class _Preparation:
             identity = run_identity(config, stream.columns)
             check_identity(record, identity, accept_drift=self.options.accept_drift)
         self.log(f"event=reading_prompts path={config.prompts.path} column={stream.columns.column}")
+        for line in stream.left_out:
+            self.log(f"event=input_left_out {line}")
         stream = dataclasses.replace(stream, prompts=self._with_progress(stream.prompts))
         frozen = freeze(self.folder, name, stream)
         self.log(f"event=prompts_read rows={frozen.num_rows} bad_rows={frozen.num_problems}")

@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.errors import ConfigError
 from pipeline.store.folder import CLAIMS, Folder, LocalFolder
 from pipeline.store.object_store import Store, open_store, place
-from schemas.config.run_file import is_url
+from schemas.config.section import is_url
 from schemas.units import MIB
 
 # The manifest of 900,000 rows has about 72 MB: 72 objects, and half a megabyte per publication.

@@ -28,7 +28,7 @@ from pyarrow import fs
 
 from pipeline.errors import ConfigError
 from pipeline.store.folder import replacing
-from schemas.config.run_file import is_url
+from schemas.config.section import is_url
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PATIENCE_S = 25.0

@@ -6,7 +6,7 @@ A turn whose flags ask for a retry is thrown away, a bounded number of times.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.dataset.prompts import conversation, history
 from pipeline.quality.flags import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
@@ -72,6 +72,7 @@ def row_request(row: Row, config: RunFile) -> Request:
             row.prompt.messages, row.turns, with_reasoning=config.reasoning_in_history
         ),
         sampling=row.next_sampling or _seeded(row, config, turn_index),
+        settings=row.prompt.settings,
     )
 
 
@@ -91,7 +92,7 @@ def add_or_retry_turn(
     flags = turn_flags(
         turn,
         question=question,
-        thinking=config.thinking,
+        thinking=_thinks(row, config),
         quality=quality,
         language_of=language_of,
     )
@@ -100,7 +101,7 @@ def add_or_retry_turn(
         if context_length is not None and turn.prompt_tokens is not None:
             room = context_length - turn.prompt_tokens
         again = retry_sampling(
-            SamplingParams.of(config.sampling),
+            _sampling(row, config),
             flags,
             retry=row.quality_retries_of_turn + 1,
             quality=quality,
@@ -156,7 +157,7 @@ def row_completion(
         error_kind=problem.kind if problem else None,
         error_text=problem.text if problem else None,
         model=config.model,
-        thinking=config.thinking,
+        thinking=_thinks(row, config),
         engine=engine.name,
         engine_release=engine.release,
         plan=engine.plan,
@@ -201,6 +202,22 @@ def engine_killed(row: Row, cause: str) -> Problem:
     return Problem(kind="engine_killed", text=f"{died}, at last of: {cause}")
 
 
-def _seeded(row: Row, config: RunFile, turn_index: int) -> SamplingParams:
+def _thinks(row: Row, config: RunFile) -> bool:
+    own = row.prompt.settings.thinking
+    return config.thinking if own is None else own
+
+
+def _sampling(row: Row, config: RunFile) -> SamplingParams:
+    """Return the run's sampling with the row's own settings in it."""
+    own = row.prompt.settings
     params = SamplingParams.of(config.sampling)
+    return replace(
+        params,
+        temperature=params.temperature if own.temperature is None else own.temperature,
+        max_tokens=own.max_tokens or params.max_tokens,
+    )
+
+
+def _seeded(row: Row, config: RunFile, turn_index: int) -> SamplingParams:
+    params = _sampling(row, config)
     return with_own_seed(params, row.prompt.row_id, row.sample_index, turn_index)

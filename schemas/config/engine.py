@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from schemas.config.section import Section
+from schemas.config.section import PathText, Section
 
 EngineKind = Literal["embedded", "endpoint", "sglang"]
 EnginePlan = Literal["auto", "off"]
@@ -58,9 +58,9 @@ class EngineConfig(Section):
     """GPUs that a worker reserves in Ray. Null: 1 for sglang, else 0."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of one embedded engine. Null: the machine's cores, shared equally."""
-    model_file: str | None = None
+    model_file: PathText | None = None
     """GGUF file of the embedded engine. Null: SmolLM2-135M-Instruct from its wheel."""
-    python: str | None = None
+    python: PathText | None = None
     """Python interpreter of the environment that SGLang is installed in."""
     command: list[str] = []
     """Command that starts SGLang's server instead, for example a container; flags are appended."""

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from schemas.config.section import Section
+from schemas.config.section import PathText, Section
 
 
 class HardwareConfig(Section):
@@ -59,7 +59,7 @@ class PlannerConfig(Section):
 
     sglang_version: str | None = None
     """Release to plan for. Null: the newest that the planner knows."""
-    model_config_path: str | None = None
+    model_config_path: PathText | None = None
     """A config.json or its folder. Null: looked up by the model's name."""
     weights_format: str | None = None
     allow_mtp: bool = True

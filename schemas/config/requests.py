@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from schemas.config.section import Section
+from schemas.config.prompt_template import template_parts
+from schemas.config.section import PathText, Section
 
 PromptShape = Literal["messages", "conversations", "prompt"]
 # Integer widths of the output's `sampling` column.
@@ -14,31 +15,57 @@ MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 MOST_UNLIMITED_TOKENS = 131_072
 
 _TokenId = Annotated[str, Field(pattern=r"^\d+$")]
+MAX_TEMPERATURE = 2
+RowSetting = Literal["thinking", "max_tokens", "temperature", "chat_template_kwargs"]
 
 
 class PromptsConfig(Section):
     """Location and columns of the prompts."""
 
-    path: str
-    """A parquet or JSON-lines file, a folder of them, a saved data set, or a hub name.
+    path: PathText
+    """A file, a folder of files, a saved data set, or a hub name.
 
-    A file or folder may be in an object store: `s3://bucket/prompts.parquet`.
+    Files are parquet, Arrow, JSON (`.json`, `.jsonl`, `.ndjson`: one object per line, or one array)
+    and CSV (`.csv`, `.tsv`); JSON and CSV may be compressed (`.gz`, `.bz2`, `.zst`, `.xz`). A file
+    or folder may be in an object store: `s3://bucket/prompts.parquet`.
     """
     name: str | None = None
     """Configuration of a hub data set."""
-    split: str = "train"
+    split: str | None = None
+    """Split of a data set. Null: `train`, or the only one.
+
+    In a folder the names of files say the split, as `datasets` has it; others are `train`.
+    """
     column: str | None = None
-    """Column to read. Null: the first of `messages`, `conversations` and `prompt` that exists."""
+    """Column to read. Null: the first of `messages`, `conversations`, `conversation` and `prompt`.
+
+    A list of turns may also be JSON text, or a struct of lists.
+    """
     shape: PromptShape | None = None
     """Format of `column`. Null: by the column's name, else by its values."""
+    template: str | None = None
+    """Text of a user turn over columns, in place of `column`: "{instruction}\\n\\n{input}".
+
+    A null or empty column gives an empty text; if it is at an end, so is the blank space next to
+    it. Numbers are written out. `{{` and `}}` are braces.
+    """
     system_prompt: str | None = None
     """System turn for conversations that have none."""
-    system_column: str | None = None
-    """Column with each row's system prompt. Null: `system_prompt` or `system` if present."""
+    system_column: str | Literal[False] | None = None
+    """Column with each row's system prompt. Null: `system_prompt` or `system` if present.
+
+    False: none, whatever the columns are called.
+    """
     id_column: str | None = None
     """Column with unique row ids. Null: a hash of each row's content is its id."""
     keep_columns: list[str] = []
-    limit: Annotated[int, Field(ge=1)] | None = None
+    row_settings: dict[RowSetting, str] | None = None
+    """Columns with settings of single rows: `{max_tokens: budget, thinking: think}`.
+
+    A null in a row leaves the setting to the run file. Null: the column `chat_template_kwargs` if
+    present; `{}`: none.
+    """
+    limit: Annotated[int, Field(ge=1, le=_MAX_INT64)] | None = None
 
     @model_validator(mode="after")
     def _check_columns_differ(self) -> Self:
@@ -49,6 +76,20 @@ class PromptsConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if self.template is None:
+            return self
+        if self.column is not None or self.shape is not None:
+            raise ValueError("template: it stands in place of column and shape; remove them")
+        try:
+            parts = template_parts(self.template)
+        except ValueError as error:
+            raise ValueError(f"template: found {self.template!r}; {error}") from None
+        if not any(column for _, column in parts):
+            raise ValueError(f"template: found {self.template!r}, which names no column")
+        return self
+
 
 class SamplingConfig(Section):
     """Sampling parameters of every request; null leaves a value to the server."""
@@ -57,7 +98,7 @@ class SamplingConfig(Section):
     """`model`: keys that are not given come from the model's generation_config.json, and are left
     to the server where that has none. `sampling: model` is short for it. Null: the defaults here.
     """
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.6
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = 0.6
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = 20
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -26,11 +26,6 @@ from schemas.config.running import (
 from schemas.config.section import Section
 
 
-def is_url(where: str) -> bool:
-    """Return true for the URL of an object store, false for a local path."""
-    return "://" in where
-
-
 class RunFile(Section):
     """The whole run file. `prompts.path`, `model` and `output.folder` are required."""
 

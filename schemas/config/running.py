@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from schemas.config.engine import check_variable_name
-from schemas.config.section import Section
+from schemas.config.section import PathText, Section
 
 
 class RetryConfig(Section):
@@ -29,7 +29,7 @@ class WorkConfig(Section):
 
 
 class OutputConfig(Section):
-    folder: str
+    folder: PathText
     """A path that all nodes share, or a prefix in an object store: `s3://bucket/run`."""
     flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
 

@@ -10,7 +10,7 @@ from pipeline.dataset.lengths import (
     expected_lengths,
     frozen_size,
     input_size,
-    longest_prompts,
+    prompt_bounds,
     stated_prompts,
 )
 from pipeline.dataset.prompts import read_prompts
@@ -44,8 +44,8 @@ def test_every_prompt_is_counted_and_a_bad_one_is_not(tmp_path: Path) -> None:
     assert (size.prompts.mean_tokens, size.prompts.sampled) == (20, 2)
     assert size.prompts.cv == pytest.approx(0.25)
     assert size.prompts.source.startswith("2 prompts of ")
-    assert size.longest == longest_prompts(config)
-    ((turns, tokens),) = longest_prompts(config)
+    assert size.longest == prompt_bounds(config).longest
+    ((turns, tokens),) = prompt_bounds(config).longest
     assert turns == 1
     assert tokens >= 80
 
@@ -71,7 +71,7 @@ def test_frozen_prompts_are_read_in_stretches(tmp_path: Path) -> None:
     size = frozen_size(config, frozen)
     assert size.num_completions == 4000
     assert (size.prompts.mean_tokens, size.prompts.sampled) == (15, 1000)
-    assert size.longest == frozen.longest == longest_prompts(config)
+    assert size.longest == frozen.longest == prompt_bounds(config).longest
 
 
 def test_input_without_a_usable_prompt_is_refused(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_role_names_of_both_families_are_known(tmp_path: Path, name: str, role: 
 def test_unknown_columns_are_listed_when_none_is_recognised(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "p.jsonl", [{"question": "q", "answer": "a"}])
     assert refusal(path) == (
-        f"prompts.column: none of messages, conversations, prompt is a column of {path}; "
-        f"name one of: question, answer"
+        "prompts.column: none of messages, conversations, conversation, prompt is a column of "
+        f"{path}; name one of: question, answer"
     )
 
 
@@ -368,7 +368,6 @@ def test_folder_is_read_with_its_sub_folders_and_without_hidden_files(tmp_path: 
     parquet(folder / ".old" / "x.parquet", [{"prompt": "hidden"}])
     parquet(folder / ".x.parquet", [{"prompt": "hidden"}])
     (folder / "README.md").write_text("no data")
-    json_lines(folder / "ignored.jsonl", [{"prompt": "parquet comes first"}])
     assert [turns(prompt)[0][1] for prompt in prompts(folder)] == ["a", "b"]
 
 
@@ -434,35 +433,34 @@ def test_file_that_breaks_off_is_refused_when_its_break_is_reached(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("line", "said"),
     [
-        (b'{"prompt": "a"}\n\n{"prompt": \n', " line 3: not JSON: Expecting value at column 12"),
-        (b'{"prompt": "a"}\n["a"]\n', " line 2: found a list; expected one JSON object per line"),
-        (b'[{"prompt": "a"}]', " line 1: found a list; expected one JSON object per line"),
-        (b"[" * 200_000, " line 1: nested too deep"),
+        (b'{"prompt": ', "not JSON: Expecting value at column 12; expected one JSON object"),
+        (b'["a"]', "found a list; expected one JSON object per row"),
+        (b"7", "found a int; expected one JSON object per row"),
+        (b'{"prompt": "\xff"}', "not UTF-8 at byte 12; expected one JSON object per row"),
+        (b'{"prompt": ' + b"1" * 5000 + b"}", "has a number with too many digits"),
+        (b'{"prompt": ' + b"[" * 200_000, "nested too deep"),
     ],
 )
-def test_broken_json_line_is_refused_with_its_number(
-    tmp_path: Path, data: bytes, said: str
+def test_broken_json_line_is_one_bad_row_with_its_number(
+    tmp_path: Path, line: bytes, said: str
 ) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_bytes(data)
-    assert refusal(path).startswith(f"prompts.path: {path}{said}")
+    path.write_bytes(b'{"prompt": "a"}\n\n' + line + b'\n{"prompt": "b"}\n')
+    first, bad, last = prompts(path)
+    assert [turns(first)[0][1], turns(last)[0][1]] == ["a", "b"]
+    assert bad.problem is not None
+    assert bad.problem.kind == "unreadable"
+    assert bad.problem.text.startswith(f"{path} line 3: {said}")
 
 
-def test_broken_line_far_down_is_found_while_reading(tmp_path: Path) -> None:
+def test_broken_line_far_down_is_one_bad_row(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "p.jsonl", [{"prompt": "a"}] * 2000)
     path.write_text(path.read_text() + "{\n")
-    stream = opened(path)
-    with pytest.raises(ConfigError, match="line 2001: not JSON"):
-        list(stream.prompts)
-
-
-def test_json_lines_that_are_not_utf8_name_the_file(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", [{"prompt": "a"}])
-    (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
-    said = refusal(tmp_path)
-    assert said.startswith(f"prompts.path: cannot read {tmp_path / 'b.jsonl'}: 'utf-8' codec")
+    problems = [prompt.problem for prompt in prompts(path)]
+    assert problems[:2000] == [None] * 2000
+    assert problems[2000] is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", BOM])
@@ -653,12 +651,12 @@ def test_path_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
     assert refusal(tmp_path / name) == f"prompts.path: no file or folder {tmp_path / name}"
 
 
-@pytest.mark.parametrize("name", ["p.csv", "p"])
+@pytest.mark.parametrize("name", ["p.docx", "p", "p.parquet.gz", "p.zst"])
 def test_file_of_an_unknown_kind_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("a,b\n")
     said = refusal(tmp_path / name)
     assert said.startswith(f"prompts.path: {tmp_path / name} ends in ")
-    assert "expected .parquet, .jsonl, .ndjson or .json" in said
+    assert "expected .parquet, .pq, .jsonl, .ndjson, .json, .csv, .tsv, .arrow, or " in said
 
 
 def test_named_column_that_first_comes_late_in_json_lines_is_found(tmp_path: Path) -> None:

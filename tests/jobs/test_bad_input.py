@@ -152,10 +152,11 @@ def test_missing_input_is_named(tmp_path: Path, told: Told, name: str) -> None:
 
 
 def test_input_with_an_unknown_ending_is_named(tmp_path: Path, told: Told) -> None:
-    path = tmp_path / "p.csv"
+    path = tmp_path / "p.docx"
     path.write_text("prompt\nq\n")
     assert told(f"prompts.path={path}") == (
-        f"prompts.path: {path} ends in '.csv'; expected .parquet, .jsonl, .ndjson or .json"
+        f"prompts.path: {path} ends in '.docx'; expected .parquet, .pq, .jsonl, .ndjson, .json, "
+        ".csv, .tsv, .arrow, or a text format with .gz, .bz2, .zst, .xz behind it"
     )
 
 
@@ -163,7 +164,8 @@ def test_empty_folder_is_named(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "empty"
     path.mkdir()
     assert told(f"prompts.path={path}") == (
-        f"prompts.path: folder {path} has no .parquet or JSON-lines file"
+        f"prompts.path: folder {path} has no file that ends in .parquet, .pq, .jsonl, .ndjson, "
+        ".json, .csv, .tsv, .arrow"
     )
 
 
@@ -187,33 +189,35 @@ def test_broken_parquet_file_is_named(tmp_path: Path, told: Told) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b'{"prompt": "a"}\n{"prompt": "b"\n', "line 2: not JSON: Expecting ',' delimiter"),
-        (b'[{"prompt": "a"}, {"prompt": "b"}]', "line 1: found a list; expected one JSON object"),
-        (b'[\n  {"prompt": "a"}\n]\n', "line 1: not JSON"),
-        (b'{"prompt": "a"}\n"b"\n', "line 2: found a str; expected one JSON object per line"),
+        (b'{"prompt": "b"\n', "line 1: not JSON: Expecting ',' delimiter at column 15"),
+        (b'"b"\n', "line 1: found a str; expected one JSON object per row"),
+        ('{"prompt": "Grüße"}\n'.encode("latin-1"), "line 1: not UTF-8 at byte 14"),
     ],
 )
-def test_broken_json_line_is_named_with_its_number(
+def test_input_without_a_row_that_can_be_read_is_named(
     tmp_path: Path, told: Told, data: bytes, said: str
 ) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_bytes(data)
+    expected = f"prompts.path: {path} has no rows that can be read: {path} {said}"
+    assert told(f"prompts.path={path}").startswith(expected)
+
+
+@pytest.mark.parametrize("data", [b'[{"prompt": "a"}, {"prompt": "b"', b'[{"prompt": "a"}] b'])
+def test_array_that_breaks_off_is_named(tmp_path: Path, told: Told, data: bytes) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(data)
-    assert told(f"prompts.path={path}").startswith(f"prompts.path: {path} {said}")
-
-
-def test_file_that_is_not_utf8_is_named(tmp_path: Path, told: Told) -> None:
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes('{"prompt": "Grüße"}\n'.encode("latin-1"))
-    said = told(f"prompts.path={path}")
-    assert said.startswith(f"prompts.path: cannot read {path}: 'utf-8' codec can't decode")
+    assert told(f"prompts.path={path}") == (
+        f"prompts.path: {path}: the JSON breaks off or has text behind its end, after element 1"
+    )
 
 
 def test_input_without_a_known_column_lists_what_it_has(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "q", "answer": "a"}\n')
     assert told(f"prompts.path={path}") == (
-        f"prompts.column: none of messages, conversations, prompt is a column of {path}; "
-        f"name one of: question, answer"
+        "prompts.column: none of messages, conversations, conversation, prompt is a column of "
+        f"{path}; name one of: question, answer"
     )
 
 

@@ -358,6 +358,7 @@ DRIFT: dict[str, object] = {
     "prompts.system_prompt": "Be brief.",
     "prompts.id_column": None,
     "prompts.keep_columns": ["category", "level"],
+    "prompts.row_settings": {"max_tokens": "level"},
     "engine.model_file": "other.gguf",
 }
 
@@ -366,7 +367,15 @@ def test_every_field_of_the_identity_is_tried(source: Path, folder: LocalFolder)
     prepared(source, folder)
     record = read_run(folder)
     assert record is not None
-    assert set(record.identity.settings) == DRIFT.keys() - {"engine.model_file"}
+    tried = DRIFT.keys() - {"engine.model_file"}
+    # A template stands in place of the column, so two settings differ.
+    assert set(record.identity.settings) == tried | {"prompts.template"}
+
+
+def test_template_in_place_of_a_column_is_refused(source: Path, folder: LocalFolder) -> None:
+    prepared(source, folder)
+    with pytest.raises(ResumeError, match=r"prompts\.template: the run in this folder has None"):
+        prepared(source, folder, {"prompts.template": "About {category}:"})
 
 
 @pytest.mark.parametrize("key", DRIFT)

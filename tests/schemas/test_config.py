@@ -11,7 +11,8 @@ from pipeline.errors import ConfigError
 from schemas.config.quality import QualityConfig
 from schemas.config.reader import read_run_file, run_file_of, stored_run_file
 from schemas.config.requests import SamplingConfig
-from schemas.config.run_file import RunFile, is_url
+from schemas.config.run_file import RunFile
+from schemas.config.section import is_url
 
 LEAST = "prompts: {path: p.parquet}\nmodel: m\noutput: {folder: out}\n"
 

@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from jobs import export, regenerate
 from pipeline.dataset.run_record import read_manifest
-from pipeline.dataset.sources import input_files
+from pipeline.dataset.sources.files import list_input
 from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
 from pipeline.store import lock
 from pipeline.store.bucket import StoreFolder, open_folder
@@ -514,7 +514,7 @@ def test_prompts_at_a_wrong_endpoint_are_told_of_at_once(
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"s3://sets/in?endpoint_override=http%3A%2F%2F127.0.0.1%3A{server.server_address[1]}"
         with pytest.raises(ConfigError, match="cannot be used"):
-            input_files(PromptsConfig(path=f"{url}&region=us-east-1"))
+            list_input(PromptsConfig(path=f"{url}&region=us-east-1"))
         server.shutdown()
     assert slept == []
     assert num_asked[0] <= 6

@@ -1,0 +1,1 @@
+"""The input: which files it has, and their rows, whatever their format."""
