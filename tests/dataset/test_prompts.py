@@ -435,7 +435,7 @@ def test_file_that_breaks_off_is_refused_when_its_break_is_reached(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b'{"prompt": ', "not JSON: Expecting value at column 12; expected one JSON object"),
+        (b'{"prompt": ', "not JSON: Expecting value at column 11; expected one JSON object"),
         (b'["a"]', "found a list; expected one JSON object per row"),
         (b"7", "found a int; expected one JSON object per row"),
         (b'{"prompt": "\xff"}', "not UTF-8 at byte 12; expected one JSON object per row"),
