@@ -178,8 +178,6 @@ def _with_run_facts(source: "ExportSource") -> "ExportSource":
     from pipeline.export.chats import harmony_effort
 
     form = source.form
-    if form.format not in _TRAINER_FILES:
-        return source
     effort = None
     if form.format == "specforge":
         effort = harmony_effort(source.run.identity.settings)

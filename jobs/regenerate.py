@@ -370,6 +370,7 @@ def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
         f"turns      {counts.turns:,} assistant turns",
         f"tokens     {counts.prompt_tokens:,} in prompts ({counts.token_method})",
     ]
+    lines += _tools_lines(config, counts)
     if counts.prompts_without_room:
         lines.append(
             f"no room    {counts.prompts_without_room:,} prompts and sampling.max_tokens are more "
@@ -391,6 +392,19 @@ def _column_lines(counts: "DryRun") -> "Iterator[str]":
     if counts.row_settings:
         columns = ", ".join(f"{name} from {of!r}" for name, of in counts.row_settings.items())
         yield f"settings   of single rows: {columns}; prompts.row_settings: {{}} leaves them out"
+
+
+def _tools_lines(config: RunFile, counts: "DryRun") -> "Iterator[str]":
+    if counts.tools_column or counts.prompts_with_tools:
+        column = f" of column {counts.tools_column!r}" if counts.tools_column else ""
+        number = counts.prompts_with_tools
+        yield f"tools      {number:,} prompts with tools{column}, or with calls of them"
+    if counts.prompts_with_original_history:
+        why = "" if config.prompts.history else ", because they have results of tools"
+        yield (
+            f"history    {counts.prompts_with_original_history:,} prompts: later turns see the "
+            f"source's own answers{why} (prompts.history)"
+        )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from schemas.prompt import Message, SamplingParams
+from schemas.prompt import Message, SamplingParams, ToolCall
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 # The class takes no argument at run time before Python 3.12.
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Turn:
     generation_boundary: int | None
     """Index of the first completion id in prompt ids plus completion ids; masks the loss."""
     duration_s: float
+    tool_calls: tuple[ToolCall, ...] | None = None
+    """Calls of tools that the turn ends with, or consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,10 @@ class Completion:
     content_hash: str
     started_at_s: float
     finished_at_s: float
+    tools: str | None = None
+    """Definitions of the tools that were sent, as JSON text."""
+    tool_calls: tuple[ToolCall, ...] | None = None
+    """Calls of the last turn, if it is an answer that calls."""
     carried: dict[str, object]
 
     @property
@@ -119,11 +125,29 @@ class Completion:
         return sum(turn.prompt_tokens or 0 for turn in self.turns)
 
 
+_FUNCTION_CALL = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("arguments", pa.string(), nullable=False),
+    ]
+)
+
+_TOOL_CALL = pa.struct(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("function", _FUNCTION_CALL, nullable=False),
+        pa.field("type", pa.string(), nullable=False),
+    ]
+)
+
 _MESSAGE = pa.struct(
     [
         pa.field("role", pa.string(), nullable=False),
         pa.field("content", pa.string(), nullable=False),
         pa.field("reasoning_content", pa.string()),
+        pa.field("tool_calls", pa.list_(_TOOL_CALL)),
+        pa.field("tool_call_id", pa.string()),
+        pa.field("name", pa.string()),
     ]
 )
 
@@ -139,6 +163,7 @@ _TURN = pa.struct(
         pa.field("completion_token_ids", pa.list_(pa.int32())),
         pa.field("generation_boundary", pa.int32()),
         pa.field("duration_s", pa.float64(), nullable=False),
+        pa.field("tool_calls", pa.list_(_TOOL_CALL)),
     ]
 )
 
@@ -167,9 +192,6 @@ _SAMPLING = pa.struct(
 
 _TIME = pa.timestamp("ms", tz="UTC")
 
-# Columns that runs of earlier releases lack; a resume leaves them out of the run's parts.
-OPTIONAL_COLUMNS = frozenset[str]()
-
 # Carried columns follow these, under their own names and types.
 COMPLETION_SCHEMA = pa.schema(
     [
@@ -194,5 +216,11 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("content_hash", pa.string(), nullable=False),
         pa.field("started_at", _TIME, nullable=False),
         pa.field("finished_at", _TIME, nullable=False),
+        pa.field("tools", pa.string()),
+        pa.field("tool_calls", pa.list_(_TOOL_CALL)),
     ]
 )
+
+# Columns that runs of earlier releases lack: a resume leaves them out of the run's parts. A kept
+# column of the same name takes their place.
+OPTIONAL_COLUMNS = frozenset({"tools", "tool_calls"})

@@ -6,16 +6,16 @@ The row id depends on the content of a row, never on its position.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from schemas.config.requests import SamplingConfig
 
 Longest = Sequence[tuple[int, int]]
 """Pairs of turns to generate and most prompt tokens of a row with that many, without answers."""
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 ProblemKind = Literal[
     "unreadable",
@@ -26,6 +26,7 @@ ProblemKind = Literal[
     "unknown_role",
     "empty_text",
     "not_text",
+    "bad_tools",
     "over_context",
     "refused_by_engine",
     "unusable_finish",
@@ -34,12 +35,48 @@ ProblemKind = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """Name of a called function, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool, in the form of chat messages."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A turn. An assistant turn of a prompt has empty content and is to be generated."""
+    """A turn. An assistant turn of a prompt without content and calls is to be generated."""
 
     role: Role
     content: str
     reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    """Call that a tool's turn answers."""
+    name: str | None = None
+    """Tool that answers, where the source names it."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.role == "assistant" and not self.content and not self.tool_calls
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts that the template puts into the prompt."""
+        calls = self.tool_calls or ()
+        return (
+            *(call.function.name for call in calls),
+            *(call.function.arguments for call in calls),
+            self.content,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +117,20 @@ class Prompt:
     """Kept columns of the source, JSON values only."""
     problem: Problem | None = None
     settings: RowSettings = RowSettings()
+    tools: tuple[dict[str, object], ...] = ()
+    """Definitions of the tools, as the request has them."""
+    originals: tuple[str, ...] | None = None
+    """The source's own answers, one for each open turn, if later turns are to see these."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Tell if the request has tools, or turns that call one."""
+        return bool(self.tools) or any(message.tool_calls for message in self.messages)
 
     @property
     def num_turns(self) -> int:
         """Number of assistant turns to generate."""
-        return sum(message.role == "assistant" for message in self.messages)
+        return sum(message.is_open for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +180,7 @@ class Request:
     sampling: SamplingParams
     settings: RowSettings = RowSettings()
     """The row's own thinking and chat-template words; its sampling is in `sampling`."""
+    tools: tuple[dict[str, object], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +196,7 @@ class PromptBounds:
     def note(self, prompt: Prompt) -> None:
         if prompt.problem is not None:
             return
-        turns, tokens = prompt.num_turns, most_tokens(prompt.messages)
+        turns, tokens = prompt.num_turns, most_prompt_tokens(prompt)
         self.longest_by_turns[turns] = max(tokens, self.longest_by_turns.get(turns, 0))
         if prompt.settings.max_tokens is None:
             self.has_unset = True
@@ -184,16 +231,35 @@ TEMPLATE_TOKENS_PER_MESSAGE = 5
 def most_tokens(messages: Iterable[Message]) -> int:
     """Bound the tokens of a conversation from above: a token is at least one byte."""
     return sum(
-        len(message.content.encode("utf-8", "surrogatepass")) + TEMPLATE_TOKENS_PER_MESSAGE
-        for message in messages
+        sum(map(_num_bytes, message.texts)) + TEMPLATE_TOKENS_PER_MESSAGE for message in messages
     )
 
 
-def content_hash(messages: tuple[Message, ...], settings: RowSettings = RowSettings()) -> str:
-    """Hash roles and texts in order, and the row's settings, to 16 hex digits of SHA-256."""
-    turns = [[message.role, message.content] for message in messages]
-    given = settings.given()
-    return _digest([turns, given] if given else turns)[:16]
+def most_prompt_tokens(prompt: Prompt) -> int:
+    """Bound the tokens of a prompt from above, without its generated answers."""
+    others = [tools_text(prompt.tools) or "", *(prompt.originals or ())]
+    return most_tokens(prompt.messages) + sum(map(_num_bytes, others))
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def tools_text(tools: Sequence[Mapping[str, object]]) -> str | None:
+    """Return the definitions of tools as JSON text; None for none."""
+    return json.dumps(tools, ensure_ascii=False) if tools else None
+
+
+def content_hash(
+    messages: tuple[Message, ...],
+    settings: RowSettings = RowSettings(),
+    tools: Sequence[Mapping[str, object]] = (),
+    originals: Sequence[str] | None = None,
+) -> str:
+    """Hash all that decides a row's requests to 16 hex digits (64 bits of SHA-256)."""
+    turns = [_hashed(message) for message in messages]
+    more = _hashed_extras(settings, tools, originals)
+    return _digest([turns, *more] if more else turns)[:16]
 
 
 def content_row_id(
@@ -201,15 +267,54 @@ def content_row_id(
     carried: dict[str, object],
     raw: object = None,
     settings: RowSettings = RowSettings(),
+    tools: Sequence[Mapping[str, object]] = (),
+    originals: Sequence[str] | None = None,
 ) -> str:
     """Hash all that the run reads of a row to 32 hex digits; an exact repeat has the same id.
 
     Kept columns count, so that two rows with one prompt and different labels remain two rows.
     `raw` replaces a conversation that could not be read.
     """
-    turns = [[message.role, message.content] for message in messages]
+    turns = [_hashed(message) for message in messages]
+    more = _hashed_extras(settings, tools, originals)
+    return _digest([turns, carried, raw, *more])[:32]
+
+
+def _hashed(message: Message) -> list[object]:
+    more = message_extras(message)
+    return [message.role, message.content, *([more] if more else ())]
+
+
+def _hashed_extras(
+    settings: RowSettings,
+    tools: Sequence[Mapping[str, object]],
+    originals: Sequence[str] | None,
+) -> list[object]:
+    """Return what few rows have beyond their turns; a row without any keeps its hash."""
     given = settings.given()
-    return _digest([turns, carried, raw, *([given] if given else [])])[:32]
+    if tools or originals:
+        return [given, tools, originals]
+    return [given] if given else []
+
+
+def message_extras(message: Message) -> dict[str, object]:
+    """Return the fields that only few turns have, where they have a value."""
+    fields = {
+        "reasoning_content": message.reasoning_content,
+        "tool_calls": message.tool_calls and [asdict(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def message_of(role: Role, content: str, extras: Mapping[str, Any]) -> Message:
+    """Build a message of its role, its text and its `message_extras`."""
+    calls = [
+        ToolCall(id=call["id"], function=FunctionCall(**call["function"]))
+        for call in extras.get("tool_calls") or ()
+    ]
+    return Message(role=role, content=content, **{**extras, "tool_calls": tuple(calls) or None})
 
 
 def derived_seed(params: SamplingParams, row_id: str, sample_index: int, turn_index: int) -> int:

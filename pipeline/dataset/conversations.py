@@ -3,7 +3,17 @@
 import ast
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pipeline.dataset.tools import (
+    CALL_ROLES,
+    RESULT_ROLES,
+    joined_calls,
+    result_text,
+    tool_result,
+    with_call_ids,
+    with_calls,
+)
 from schemas.prompt import Message, Problem, Role
 
 # Role names of chat messages, of ShareGPT conversations and of Open Assistant's.
@@ -18,20 +28,32 @@ _ROLES: dict[str, Role] = {
     "model": "assistant",
     "bot": "assistant",
     "chatgpt": "assistant",
+    **dict.fromkeys(RESULT_ROLES, "tool"),
+    **dict.fromkeys(CALL_ROLES, "assistant"),
 }
 # Names that speak after a user turn and are neither an answer nor a question.
-_NO_SPEAKERS = frozenset(
-    {
-        *("tool", "tools", "tool_call", "tool_calls", "tool_response", "tool_result"),
-        *("function", "function_call", "function_response", "observation", "ipython"),
-        *("environment", "context", "document", "documents", "critic"),
-    }
-)
+_NO_SPEAKERS = frozenset({"tools", "environment", "context", "document", "documents", "critic"})
+_OPEN = Message(role="assistant", content="")
 
 
-def conversation_of(value: object, column: str) -> tuple[Message, ...] | Problem:
-    """Read a list of turns, also as JSON text or as a struct of lists."""
-    turns = _turns(value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation of the source with open turns in place of its answers."""
+
+    messages: tuple[Message, ...]
+    originals: tuple[str, ...]
+    """The source's own answers, one for each open turn."""
+
+
+def conversation_of(
+    value: object, column: str, *, is_typed: bool = False
+) -> Conversation | Problem:
+    """Read a list of turns, also as JSON text or as a struct of lists.
+
+    In a column with types (`is_typed`) a call's arguments have the fields of all calls, with null
+    in those that it lacks.
+    """
+    is_typed, turns = is_typed and not isinstance(value, str), _turns(value)
     if turns is None:
         found = "nothing" if value is None else f"a {type(value).__name__}"
         return Problem(kind="not_a_list", text=f"{column}: found {found}; expected a list of turns")
@@ -42,30 +64,32 @@ def conversation_of(value: object, column: str) -> tuple[Message, ...] | Problem
         role = _role(turn, where, answerers, after_user=_awaits_answer(messages))
         if isinstance(role, Problem):
             return role
-        message = _message(turn, role, where)
+        message = _message(turn, role, where, is_typed=is_typed)
         if isinstance(message, Problem):
             return message
         if message is not None:
             messages.append(message)
-    return _with_open_places(messages, column)
+    return _with_open_places(with_call_ids(joined_calls(messages)), column)
 
 
 def text_or_conversation(
-    value: object, column: str, *, is_text: bool
-) -> tuple[Message, ...] | Problem:
+    value: object, column: str, *, is_text: bool, is_typed: bool = False
+) -> Conversation | Problem:
     """Read a column that is a user's text or a list of turns; with `is_text`, text is no list."""
     is_turns = isinstance(value, list) or _as_struct_of_lists(value) is not None
     if isinstance(value, str) and not is_text:
         is_turns = _is_list_of_turns(value)
-    return conversation_of(value, column) if is_turns else single_turn(value, column)
+    if is_turns:
+        return conversation_of(value, column, is_typed=is_typed)
+    return single_turn(value, column)
 
 
-def single_turn(value: object, column: str) -> tuple[Message, ...] | Problem:
+def single_turn(value: object, column: str) -> Conversation | Problem:
     """Return a user's text and an open answer."""
     text = text_of(value, column)
     if isinstance(text, Problem):
         return text
-    return (Message(role="user", content=text), Message(role="assistant", content=""))
+    return Conversation(messages=(Message(role="user", content=text), _OPEN), originals=("",))
 
 
 def with_system_turn(
@@ -195,43 +219,82 @@ def _role(turn: object, where: str, answerers: set[str], *, after_user: bool) ->
     return role
 
 
-def _message(turn: object, role: Role, where: str) -> Message | Problem | None:
+def _message(turn: object, role: Role, where: str, *, is_typed: bool) -> Message | Problem | None:
     """Read a turn; None for a system turn without text, which says nothing."""
     assert isinstance(turn, dict), "has a role"
-    if role == "assistant":
-        return Message(role="assistant", content="")
     value = next(
         (turn[key] for key in ("content", "value", "text") if turn.get(key) is not None), None
     )
+    if role == "assistant":
+        return _answer(turn, value, where, is_typed=is_typed)
+    if role == "tool":
+        return _in_unicode(tool_result(turn, result_text(value)), where)
     if role in ("system", "developer") and (is_blank(value) or value == []):
         return None
     content = text_of(value, where)
     return content if isinstance(content, Problem) else Message(role=role, content=content)
 
 
-def _with_open_places(messages: list[Message], column: str) -> tuple[Message, ...] | Problem:
-    """Leave an empty assistant turn after each user turn that had one, and at the end.
+def _answer(
+    turn: dict[str, object], value: object, where: str, *, is_typed: bool
+) -> Message | Problem:
+    """Read an assistant's turn, whose text may be anything: mostly it is thrown away."""
+    text = value if isinstance(value, str) else text_of(value, where)
+    reasoning = turn.get("reasoning_content")
+    answer = Message(
+        role="assistant",
+        content="" if isinstance(text, Problem) else text,
+        reasoning_content=reasoning if isinstance(reasoning, str) and reasoning else None,
+    )
+    called = with_calls(answer, turn, where, is_typed=is_typed)
+    return called if isinstance(called, Problem) else _in_unicode(called, where)
 
-    An assistant turn before any user turn is a greeting that answers nothing, and a second one in a
-    row continues the first: neither can be generated.
+
+def _in_unicode(message: Message, where: str) -> Message | Problem:
+    ids = [call.id for call in message.tool_calls or ()]
+    others = (message.reasoning_content, message.tool_call_id, message.name, *ids)
+    if all(is_unicode(text or "") for text in (*message.texts, *others)):
+        return message
+    return Problem(kind="not_text", text=f"{where}: has a lone surrogate")
+
+
+def _with_open_places(messages: list[Message], column: str) -> Conversation | Problem:
+    """Leave an open assistant turn for each answer of the source, and at the end.
+
+    An assistant turn that a tool's result answers is context and stays, as does one that calls
+    before a later question. A turn before any user turn is a greeting that answers nothing, and a
+    second one in a row continues the first: neither can be generated.
     """
     opened: list[Message] = []
-    for message in messages:
-        if message.role == "assistant" and not _awaits_answer(opened):
-            continue
-        opened.append(message)
+    originals: list[str] = []
+    for position, message in enumerate(messages):
+        if message.role != "assistant" or _is_context(messages, position):
+            opened.append(message)
+        elif _awaits_answer(opened):
+            opened.append(_OPEN)
+            originals.append(message.content)
     if not any(message.role == "user" for message in opened):
         return Problem(kind="no_user_turn", text=f"{column}: no user turn among {len(messages)}")
     if _awaits_answer(opened):
-        opened.append(Message(role="assistant", content=""))
-    while opened[-1].role != "assistant":
+        opened.append(_OPEN)
+        originals.append("")
+    while not opened[-1].is_open:
         opened.pop()
-    return tuple(opened)
+    return Conversation(messages=tuple(opened), originals=tuple(originals))
+
+
+def _is_context(messages: Sequence[Message], position: int) -> bool:
+    """Tell if an assistant turn of the source is one that later turns build on."""
+    message = messages[position]
+    following = [later.role for later in messages[position + 1 :]]
+    if following and following[0] == "tool":
+        return bool(message.content or message.tool_calls)
+    return bool(message.tool_calls) and bool({"user", "tool"} & set(following))
 
 
 def _awaits_answer(messages: Sequence[Message]) -> bool:
-    """Tell if the last turn is a user's, system messages aside."""
+    """Tell if the last turn is a user's or a tool's result, system messages aside."""
     for message in reversed(messages):
-        if message.role in ("user", "assistant"):
-            return message.role == "user"
+        if message.role in ("user", "assistant", "tool"):
+            return message.role != "assistant"
     return False

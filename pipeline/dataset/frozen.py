@@ -9,7 +9,7 @@ carried columns in the output.
 import base64
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice
 from typing import Any
@@ -28,8 +28,12 @@ from schemas.prompt import (
     Problem,
     Prompt,
     PromptBounds,
+    Role,
     RowBudgets,
     RowSettings,
+    message_extras,
+    message_of,
+    most_prompt_tokens,
 )
 from schemas.units import MIB
 
@@ -40,6 +44,7 @@ _GROUP_ROWS = 512
 # Text of one row group, less where a single row has more.
 _GROUP_BYTES = 16 * MIB
 
+_NO_EXTRAS: Mapping[str, Any] = {}
 _NO_IDS = pa.array([], pa.string())
 _FROZEN_SCHEMA = pa.schema(
     [
@@ -61,6 +66,8 @@ class FrozenPrompts:
     columns: InputColumns
     carried_schema: str
     """Arrow schema of the carried columns, serialised, in base64."""
+    has_tools: bool = False
+    """Some rows have tools, or calls of them."""
     longest: Longest | None = None
     """Longest prompts by turns; None for a set frozen by a version that did not count them."""
     budgets: RowBudgets | None = None
@@ -121,6 +128,7 @@ def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
     index = {
         "num_rows": tally.num_rows,
         "num_problems": tally.num_problems,
+        "has_tools": tally.has_tools,
         **asdict(stream.columns),
         "carried_schema": schema_text(_as_written(tally.carried)),
         "longest": tally.bounds.longest,
@@ -137,6 +145,7 @@ class _Tally:
     carried: pa.Schema
     num_rows: int = 0
     num_problems: int = 0
+    has_tools: bool = False
     bounds: PromptBounds = field(default_factory=PromptBounds)
 
     def noting(self, groups: Iterable[list[Prompt]], *, is_typed: bool) -> Iterator[list[Prompt]]:
@@ -145,6 +154,7 @@ class _Tally:
                 self.carried = _widened(self.carried, group)
             self.num_rows += len(group)
             self.num_problems += sum(prompt.problem is not None for prompt in group)
+            self.has_tools = self.has_tools or any(prompt.has_tools for prompt in group)
             for prompt in group:
                 self.bounds.note(prompt)
             yield group
@@ -155,7 +165,7 @@ def _groups(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
     group: list[Prompt] = []
     num_bytes = 0
     for prompt in prompts:
-        size = sum(len(message.content) for message in prompt.messages)
+        size = most_prompt_tokens(prompt)
         if group and (len(group) == _GROUP_ROWS or num_bytes + size > _GROUP_BYTES):
             yield group
             group, num_bytes = [], 0
@@ -183,6 +193,7 @@ def _from_index(folder: Folder, name: str, index: dict[str, Any]) -> FrozenPromp
         num_problems=index["num_problems"],
         columns=InputColumns(**columns),
         carried_schema=index["carried_schema"],
+        has_tools=index.get("has_tools", False),
         longest=None if longest is None else tuple((turns, tokens) for turns, tokens in longest),
         budgets=None if budgets is None else RowBudgets(**budgets),
     )
@@ -251,12 +262,16 @@ def _table(prompts: list[Prompt]) -> pa.Table:
 def _body(prompt: Prompt) -> str:
     problem = prompt.problem
     values: dict[str, object] = {
-        "messages": [[message.role, message.content] for message in prompt.messages],
+        "messages": [_message_values(message) for message in prompt.messages],
         "carried": prompt.carried,
         "problem": [problem.kind, problem.text] if problem else None,
     }
     if settings := prompt.settings.given():
         values["settings"] = settings
+    if prompt.tools:
+        values["tools"] = prompt.tools
+    if prompt.originals is not None:
+        values["originals"] = prompt.originals
     return _json_text(values)
 
 
@@ -272,11 +287,22 @@ def _prompt_from_frozen(row: dict[str, str]) -> Prompt:
     return Prompt(
         row_id=row["row_id"],
         content_hash=row["content_hash"],
-        messages=tuple(Message(role=role, content=text) for role, text in body["messages"]),
+        messages=tuple(_message(*values) for values in body["messages"]),
         carried=body["carried"],
         problem=Problem(kind=problem[0], text=problem[1]) if problem else None,
         settings=RowSettings(**body.get("settings", {})),
+        tools=tuple(body.get("tools", ())),
+        originals=tuple(body["originals"]) if "originals" in body else None,
     )
+
+
+def _message_values(message: Message) -> list[object]:
+    more = message_extras(message)
+    return [message.role, message.content, *([more] if more else ())]
+
+
+def _message(role: Role, content: str, extras: Mapping[str, Any] = _NO_EXTRAS) -> Message:
+    return message_of(role, content, extras)
 
 
 # -- types of carried columns

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from pipeline.dataset.run_record import list_in_manifest, read_manifest
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA, STAGING
-from schemas.completion import COMPLETION_SCHEMA, Completion
+from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS, Completion
 from schemas.manifest import Part, RunRecord, Unlisted
 
 _FOOTER_KEY = b"regenerate.part"
@@ -84,6 +84,13 @@ def states_and_flags(table: pa.Table) -> Iterator[tuple[str, list[str]]]:
     return zip(table["status"].to_pylist(), table["flags"].to_pylist(), strict=True)
 
 
+def own_columns(carried: Collection[str]) -> pa.Schema:
+    """Return the columns of a new run's parts before the carried ones."""
+    return pa.schema(
+        [f for f in COMPLETION_SCHEMA if not (f.name in OPTIONAL_COLUMNS and f.name in carried)]
+    )
+
+
 def own_schema_of(folder: Folder, record: RunRecord) -> pa.Schema:
     """Return the columns of the run's parts before the carried ones.
 
@@ -97,7 +104,7 @@ def own_schema_of(folder: Folder, record: RunRecord) -> pa.Schema:
             schema = _schema_of_part(folder, f"{place}/{name}", record.run_id)
             if schema is not None:
                 return pa.schema([field for field in schema if field.name in record.columns])
-    return COMPLETION_SCHEMA
+    return own_columns(schema_from_text(record.carried_schema).names)
 
 
 def _schema_of_part(folder: Folder, path: str, run_id: str) -> pa.Schema | None:

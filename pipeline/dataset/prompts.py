@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.dataset.conversations import (
+    Conversation,
     conversation_of,
     is_blank,
     is_unicode,
@@ -25,8 +26,9 @@ from pipeline.dataset.row_settings import row_settings
 from pipeline.dataset.sources.files import list_input
 from pipeline.dataset.sources.rows import BadRow, Row
 from pipeline.dataset.sources.source import open_source
+from pipeline.dataset.tools import tool_definitions
 from pipeline.errors import ConfigError
-from schemas.completion import COMPLETION_SCHEMA, Turn
+from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS, Turn
 from schemas.config.prompt_template import template_columns, template_parts
 from schemas.config.requests import PromptsConfig, PromptShape
 from schemas.prompt import (
@@ -46,6 +48,7 @@ _KNOWN_COLUMNS: dict[str, PromptShape] = {
     "prompt": "prompt",
 }
 _SYSTEM_COLUMNS = ("system_prompt", "system")
+_TOOLS_COLUMN = "tools"
 _SETTINGS_COLUMN = "chat_template_kwargs"
 _ALPACA_COLUMNS = {"instruction", "input"}
 
@@ -64,6 +67,7 @@ class InputColumns:
     template: str | None = None
     row_settings: dict[str, str] | None = None
     """Setting of single rows → column with it; None without any."""
+    tools_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,7 @@ def read_prompts(config: PromptsConfig) -> PromptStream:
     wanted = [
         *required,
         *([columns.system_column] if columns.system_column else []),
+        *([columns.tools_column] if columns.tools_column else []),
         *config.keep_columns,
         *(columns.row_settings or {}).values(),
     ]
@@ -113,7 +118,7 @@ def read_prompts(config: PromptsConfig) -> PromptStream:
         columns=columns,
         carried=tuple(config.keep_columns),
         arrow_schema=source.arrow_schema,
-        prompts=_prompts(rows, columns, config),
+        prompts=_prompts(rows, columns, config, is_typed=source.arrow_schema is not None),
         left_out=source.left_out,
     )
 
@@ -128,6 +133,7 @@ def _named_columns(config: PromptsConfig) -> dict[str, list[str]]:
         "prompts.template": template_columns(config.template) if config.template else [],
         "prompts.id_column": [config.id_column] if config.id_column else [],
         "prompts.system_column": [config.system_column] if config.system_column else [],
+        "prompts.tools_column": [config.tools_column] if config.tools_column else [],
         "prompts.keep_columns": config.keep_columns,
         "prompts.row_settings": list((config.row_settings or {}).values()),
     }
@@ -147,6 +153,9 @@ def _input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColu
     system = config.system_column
     if system is None:
         system = next((name for name in _SYSTEM_COLUMNS if name in present), None)
+    tools = config.tools_column
+    if tools is None and _TOOLS_COLUMN in present:
+        tools = _TOOLS_COLUMN
     shape: PromptShape = "prompt"
     if config.template is not None:
         column: str | None = ", ".join(template_columns(config.template))
@@ -161,6 +170,7 @@ def _input_columns(present: tuple[str, ...], config: PromptsConfig) -> InputColu
         system_column=system or None,
         template=config.template,
         row_settings=settings or None,
+        tools_column=tools or None,
     )
 
 
@@ -185,7 +195,7 @@ def _check_columns(
                     f"{field}: no column {name!r} in {config.path}; it has: {', '.join(present)}"
                 )
     for name in config.keep_columns:
-        if name in COMPLETION_SCHEMA.names:
+        if name in COMPLETION_SCHEMA.names and name not in OPTIONAL_COLUMNS:
             raise ConfigError(
                 f"prompts.keep_columns: {name!r} is the name of a column of the output; "
                 f"rename it in the input"
@@ -218,11 +228,13 @@ def _has_binary(kind: Any) -> bool:  # noqa: ANN401
 # -- rows
 
 
-def _prompts(rows: Iterable[Row], columns: InputColumns, config: PromptsConfig) -> Iterator[Prompt]:
+def _prompts(
+    rows: Iterable[Row], columns: InputColumns, config: PromptsConfig, *, is_typed: bool
+) -> Iterator[Prompt]:
     num_rows_by_id: dict[bytes, int] = {}
     for number, row in enumerate(islice(rows, config.limit), start=1):
         own_id = _own_id(row, number, config)
-        prompt = _prompt(row, columns, config, own_id)
+        prompt = _prompt(row, columns, config, own_id, is_typed=is_typed)
         digest = hashlib.blake2b(prompt.row_id.encode(), digest_size=16).digest()
         occurrence = num_rows_by_id.get(digest, 0)
         if occurrence and own_id is not None:
@@ -255,30 +267,70 @@ def _own_id(row: Row, number: int, config: PromptsConfig) -> str | None:
     return str(value)
 
 
-def _prompt(row: Row, columns: InputColumns, config: PromptsConfig, own_id: str | None) -> Prompt:
+def _prompt(
+    row: Row, columns: InputColumns, config: PromptsConfig, own_id: str | None, *, is_typed: bool
+) -> Prompt:
     """Convert one source row; the row id of equal rows is not unique yet."""
     values = row.values if isinstance(row, BadRow) else row
     carried = {name: values.get(name) for name in config.keep_columns}
-    parsed = row.problem if isinstance(row, BadRow) else _conversation(row, columns, config)
-    settings = row_settings(values, columns.row_settings or {})
-    if isinstance(settings, Problem):
-        parsed, settings = parsed if isinstance(parsed, Problem) else settings, RowSettings()
-    if isinstance(parsed, Problem):
+    read = row.problem if isinstance(row, BadRow) else _read(row, columns, config, is_typed)
+    if isinstance(read, Problem):
         raw = row.content if isinstance(row, BadRow) else _raw(row, columns)
         return Prompt(
             row_id=own_id or content_row_id((), carried, raw),
             content_hash=content_row_id((), {}, raw)[:16],
             messages=(),
             carried=carried,
-            problem=parsed,
+            problem=read,
         )
+    seen = (read.messages, read.settings, read.tools, read.originals)
     return Prompt(
-        row_id=own_id or content_row_id(parsed, carried, settings=settings),
-        content_hash=content_hash(parsed, settings),
-        messages=parsed,
+        row_id=own_id or content_row_id(seen[0], carried, None, *seen[1:]),
+        content_hash=content_hash(*seen),
+        messages=read.messages,
         carried=carried,
-        settings=settings,
+        settings=read.settings,
+        tools=read.tools,
+        originals=read.originals,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """Parts of a row's requests."""
+
+    messages: tuple[Message, ...]
+    settings: RowSettings
+    tools: tuple[dict[str, object], ...]
+    originals: tuple[str, ...] | None
+
+
+def _read(
+    row: dict[str, object], columns: InputColumns, config: PromptsConfig, is_typed: bool
+) -> _Contents | Problem:
+    parsed = _conversation(row, columns, config, is_typed=is_typed)
+    if isinstance(parsed, Problem):
+        return parsed
+    settings = row_settings(row, columns.row_settings or {})
+    if isinstance(settings, Problem):
+        return settings
+    column = columns.tools_column
+    tools = tool_definitions(row.get(column), column, is_typed=is_typed) if column else ()
+    if isinstance(tools, Problem):
+        return tools
+    return _Contents(
+        messages=parsed.messages,
+        settings=settings,
+        tools=tools,
+        originals=parsed.originals if _sees_originals(parsed, config) else None,
+    )
+
+
+def _sees_originals(parsed: Conversation, config: PromptsConfig) -> bool:
+    """Tell if later turns see the source's own answers."""
+    if config.history is not None:
+        return config.history == "original"
+    return any(message.role == "tool" for message in parsed.messages)
 
 
 def _raw(row: dict[str, object], columns: InputColumns) -> object:
@@ -289,22 +341,24 @@ def _raw(row: dict[str, object], columns: InputColumns) -> object:
 
 
 def _conversation(
-    row: dict[str, object], columns: InputColumns, config: PromptsConfig
-) -> tuple[Message, ...] | Problem:
+    row: dict[str, object], columns: InputColumns, config: PromptsConfig, *, is_typed: bool
+) -> Conversation | Problem:
+    value = None if columns.template else row.get(columns.column)
     if columns.template is not None:
-        messages = _filled(columns.template, row)
+        parsed = _filled(columns.template, row)
     elif columns.shape == "prompt":
-        value, is_text = row.get(columns.column), config.shape == "prompt"
-        messages = text_or_conversation(value, columns.column, is_text=is_text)
+        is_text = config.shape == "prompt"
+        parsed = text_or_conversation(value, columns.column, is_text=is_text, is_typed=is_typed)
     else:
-        messages = conversation_of(row.get(columns.column), columns.column)
-    if isinstance(messages, Problem):
-        return messages
+        parsed = conversation_of(value, columns.column, is_typed=is_typed)
+    if isinstance(parsed, Problem):
+        return parsed
     own = row.get(columns.system_column) if columns.system_column else None
-    return with_system_turn(messages, own, columns.system_column, config.system_prompt)
+    messages = with_system_turn(parsed.messages, own, columns.system_column, config.system_prompt)
+    return messages if isinstance(messages, Problem) else replace(parsed, messages=messages)
 
 
-def _filled(template: str, row: dict[str, object]) -> tuple[Message, ...] | Problem:
+def _filled(template: str, row: dict[str, object]) -> Conversation | Problem:
     """Fill the columns into the template. Blank space goes with an empty column at an end."""
     texts: list[str] = []
     filled: list[bool] = []
@@ -330,23 +384,47 @@ def _filled(template: str, row: dict[str, object]) -> tuple[Message, ...] | Prob
 
 
 def history(
-    messages: Sequence[Message], turns: Sequence[Turn], *, with_reasoning: bool = False
+    messages: Sequence[Message],
+    turns: Sequence[Turn],
+    *,
+    with_reasoning: bool = False,
+    originals: Sequence[str] | None = None,
 ) -> tuple[Message, ...]:
-    """Messages of the next request: those before the first open turn, with `turns` filled in."""
+    """Messages of the next request: those before the first open turn, with `turns` filled in.
+
+    `originals` are the source's own answers, which take the place of the generated ones.
+    """
     filled: list[Message] = []
     generated = iter(turns)
+    texts = iter(originals or ())
     for message in messages:
-        if message.role != "assistant":
+        if not message.is_open:
             filled.append(message)
             continue
         turn = next(generated, None)
         if turn is None:
             break
-        reasoning = turn.reasoning_text if with_reasoning else None
-        filled.append(replace(message, content=turn.answer_text, reasoning_content=reasoning))
+        if originals is not None:
+            filled.append(replace(message, content=next(texts)))
+            continue
+        filled.append(
+            replace(
+                message,
+                content=turn.answer_text,
+                reasoning_content=turn.reasoning_text if with_reasoning else None,
+                tool_calls=turn.tool_calls,
+            )
+        )
     return tuple(filled)
 
 
 def conversation(messages: Sequence[Message], turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """The regenerated conversation with every turn's reasoning, up to the first open turn."""
-    return history(messages, turns, with_reasoning=True)
+    """The regenerated conversation with every turn's reasoning, up to the first open turn.
+
+    What follows a last turn that calls a tool is left out: nothing in the source answers the call.
+    """
+    filled = history(messages, turns, with_reasoning=True)
+    if turns and turns[-1].tool_calls:
+        last = max(n for n, message in enumerate(filled) if message.role == "assistant")
+        return filled[: last + 1]
+    return filled

@@ -67,8 +67,8 @@ def check_identity(record: RunRecord, identity: RunIdentity, *, accept_drift: bo
 def check_columns(record: RunRecord) -> None:
     """Raise ResumeError when the folder's parts have other columns than this version writes."""
     ours, theirs = set(COMPLETION_SCHEMA.names), set(record.columns)
-    if (ours ^ theirs) - (OPTIONAL_COLUMNS - theirs):
-        names = ", ".join(sorted(ours ^ theirs))
+    if differing := (ours ^ theirs) - (OPTIONAL_COLUMNS - theirs):
+        names = ", ".join(sorted(differing))
         raise ResumeError(
             f"output.folder: its parts were written by another version of this project, with other "
             f"columns ({names}); finish it with that version, or use another folder"

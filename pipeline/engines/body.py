@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.prompt import Message, Request, SamplingParams, message_extras
 
 
 def request_body(
@@ -18,6 +18,7 @@ def request_body(
     own = {
         "model": model,
         "messages": [_message(message) for message in request.messages],
+        "tools": list(request.tools) or None,
         **_sampling(request.sampling),
         "chat_template_kwargs": dict(template_kwargs) or None,
         "return_token_ids": return_token_ids or None,
@@ -32,8 +33,5 @@ def _sampling(params: SamplingParams) -> dict[str, object]:
     return fields
 
 
-def _message(message: Message) -> dict[str, str]:
-    sent = {"role": message.role, "content": message.content}
-    if message.reasoning_content is not None:
-        sent["reasoning_content"] = message.reasoning_content
-    return sent
+def _message(message: Message) -> dict[str, object]:
+    return {"role": message.role, "content": message.content, **message_extras(message)}

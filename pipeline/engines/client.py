@@ -29,7 +29,7 @@ from pipeline.engines.body import request_body
 from pipeline.errors import EngineError
 from pipeline.models.thinking import family, split_thinking, template_kwargs
 from schemas.completion import Interruption, Outcome, Refusal, TokenIds, Turn
-from schemas.prompt import Request, RowSettings
+from schemas.prompt import FunctionCall, Request, RowSettings, ToolCall
 
 # The server read the request and refused it for its contents. Other statuses do not blame the row.
 _ROWS_OWN_FAULT = frozenset({400, 413, 422})
@@ -181,8 +181,11 @@ class ChatClient:
             return_token_ids=self.return_token_ids,
             further_fields=self.further_fields,
         )
-        # The keys of `logit_bias` are numbers.
-        return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+        try:
+            return orjson.dumps(body)
+        except TypeError:
+            # An integer beyond 64 bits, as JSON may have it.
+            return json.dumps(body).encode()
 
     def _opens_in_prompt(self, own: RowSettings) -> bool:
         if own.thinking is None:
@@ -267,9 +270,11 @@ def _outcome_of_body(data: bytes, *, duration_s: float, opens_in_prompt: bool) -
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         text = data.decode(errors="replace")
         return Interruption(cause=f"HTTP 200, but not a chat completion: {_short(text)}")
-    if finish in ("tool_calls", "function_call", "content_filter"):
+    calls = _tool_calls(message)
+    is_unusable = finish in ("function_call", "content_filter")
+    if is_unusable or (finish == "tool_calls" and not calls):
         return Refusal(kind="unusable_finish", text=f"the engine ended with {finish!r}")
-    if finish not in ("stop", "length"):
+    if finish not in ("stop", "length", "tool_calls"):
         # SGLang ends with `abort` when the engine is going down or was told to.
         return Interruption(cause=f"the engine ended with {finish!r}")
     reasoning_text, answer_text = split_thinking(
@@ -289,7 +294,25 @@ def _outcome_of_body(data: bytes, *, duration_s: float, opens_in_prompt: bool) -
         completion_token_ids=_ids(choice, body, "response_token_ids", "token_ids"),
         generation_boundary=len(prompt_ids) if prompt_ids is not None else prompt_tokens,
         duration_s=duration_s,
+        tool_calls=calls,
     )
+
+
+def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...] | None:
+    """Return the calls of an answer; None where it has none, or some of another form."""
+    try:
+        calls = [_tool_call(n, call) for n, call in enumerate(message.get("tool_calls") or ())]
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return tuple(calls) or None
+
+
+def _tool_call(number: int, call: Mapping[str, Any]) -> ToolCall:
+    arguments = call["function"].get("arguments") or "{}"
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = FunctionCall(name=_unicode(call["function"]["name"]), arguments=_unicode(arguments))
+    return ToolCall(id=_unicode(call.get("id") or f"call{number:05d}"), function=function)
 
 
 def _parsed(data: bytes) -> Any:  # noqa: ANN401 - any JSON
@@ -308,7 +331,8 @@ def _texts(message: Mapping[str, object]) -> tuple[str, str | None]:
 
     A null content is an empty answer: the model ended before it wrote one.
     """
-    content = message["content"]
+    # Some servers leave the content of an answer out that only calls tools.
+    content = message.get("content") if message.get("tool_calls") else message["content"]
     fields = [message.get("reasoning_content"), message.get("reasoning")]
     reasoning = next((text for text in fields if isinstance(text, str)), None)
     content = "" if content is None else content

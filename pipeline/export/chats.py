@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.export import ExportFormat, ReasoningPlace
 
@@ -81,7 +82,7 @@ class ChatForm:
         if self.format == "conversations":
             return {"conversations": _listed_texts(["from", "value"])}
         if not self._is_for_trainer:
-            return {"messages": _listed_texts(["role", "content"])}
+            return {"messages": self._turns_type()}
         types: dict[str, pa.DataType] = {"id": pa.string()}
         if self.format == "specforge" and self.harmony_effort is None:
             types["status"] = pa.string()
@@ -91,7 +92,7 @@ class ChatForm:
         if self.harmony_effort is not None:
             return _listed_texts(["role", "content"])
         kinds = [(name, pa.string()) for name in ("role", "content")]
-        if self.reasoning == "apart":
+        if self._is_for_trainer and self.reasoning == "apart":
             kinds.append(("reasoning_content", pa.string()))
         if self.has_tools:
             is_text = self.format == "specforge"
@@ -112,19 +113,25 @@ class ChatForm:
     def _row(self, row: Row) -> Row:
         messages = row["messages"]
         if self.format == "conversations":
-            return {
-                "conversations": [
-                    {"from": _SHAREGPT[m["role"]], "value": self._text(m)} for m in messages
-                ]
-            }
+            return {"conversations": [turn for m in messages for turn in self._sharegpt_turns(m)]}
         if not self._is_for_trainer:
-            return {"messages": [{"role": m["role"], "content": self._text(m)} for m in messages]}
+            return {"messages": [self._turn(message) for message in messages]}
         return {
             "id": self.row_name(row["row_id"], row["sample_index"]),
             "status": "success",
             "conversations": self._turns(messages, row.get("tool_calls")),
             "tools": self._tools(row.get("tools")),
         }
+
+    def _sharegpt_turns(self, message: Message) -> list[Row]:
+        """Split a turn that calls into its text, if any, and the calls."""
+        calls = [_call(one)["function"] for one in _listed(message.get("tool_calls"))]
+        said = {"from": _SHAREGPT[message["role"]], "value": self._text(message)}
+        if not calls:
+            return [said]
+        named = [{**call, "arguments": _arguments(call["arguments"])} for call in calls]
+        value = json.dumps(named[0] if len(named) == 1 else named, ensure_ascii=False)
+        return [*([said] if said["value"] else []), {"from": "function_call", "value": value}]
 
     def _text(self, message: Message) -> str:
         reasoning = message.get("reasoning_content")
@@ -230,6 +237,30 @@ def _call(value: Row) -> Row:
         "type": value.get("type") or "function",
         "function": {"name": function.get("name") or "", "arguments": arguments},
     }
+
+
+def _arguments(text: str) -> object:
+    """Parse the arguments of a call; text that is not JSON stays text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def without_tool_fields(messages: pa.ChunkedArray) -> pa.Array:
+    """Return messages without the fields of calls and results.
+
+    Some templates test only if a message has such a field.
+    """
+    lists = messages.combine_chunks()
+    turns = pc.list_flatten(lists)
+    names = [f.name for f in turns.type if f.name not in ("tool_calls", *_TOOL_TURN_FIELDS)]
+    plain = pa.StructArray.from_arrays(
+        [pc.struct_field(turns, name) for name in names],
+        fields=[turns.type.field(turns.type.get_field_index(name)) for name in names],
+    )
+    offsets = pc.subtract(lists.offsets, lists.offsets[0]) if len(lists) else lists.offsets
+    return pa.ListArray.from_arrays(offsets, plain)
 
 
 def _listed_texts(names: Iterable[str]) -> pa.DataType:

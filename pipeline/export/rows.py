@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.export.chats import ChatForm
+from pipeline.export.chats import ChatForm, without_tool_fields
 from pipeline.export.cutting import TEXT_FIELDS, heads, messages_of_turns
 from schemas.export import ExportFormat, ExportOptions, ReasoningPlace
 
@@ -64,9 +64,10 @@ class RowForm:
 
     @property
     def _context_columns(self) -> list[str]:
-        if self.format not in _TRAINERS:
-            return list(self.carried)
-        return [name for name in _TOOL_COLUMNS if name in (*self.own, *self.carried)]
+        if self.format in _TRAINERS:
+            return [name for name in _TOOL_COLUMNS if name in (*self.own, *self.carried)]
+        tools = [name for name in _TOOL_COLUMNS if name in self.own and self.chat.has_tools]
+        return [*tools, *self.carried]
 
     @property
     def read_columns(self) -> list[str]:
@@ -117,6 +118,8 @@ class RowForm:
         if self.is_cut:
             batch = batch.drop_columns(["turns"])
         if self.format == "messages" and self.chat.reasoning == "apart":
+            if not self.chat.has_tools:
+                batch = _with_column(batch, "messages", without_tool_fields(batch["messages"]))
             return _without_places(batch, left_out)
         columns, faults = self.chat.columns(batch)
         if self.format in _TRAINERS:
@@ -148,6 +151,11 @@ class RowForm:
         batch = _with_column(batch, "turns", heads(turns, kept))
         if self.format == "rows":
             batch = _with_column(batch, "finish_reason", _ends(batch, turns_kept))
+        if "tool_calls" in self.own and "tool_calls" in batch.column_names:
+            # They were those of the last turn.
+            is_cut = pa.array([few > 0 for few in turns_kept])
+            calls = pc.if_else(is_cut, None, batch["tool_calls"].combine_chunks())
+            batch = _with_column(batch, "tool_calls", calls)
         return batch, left_out
 
     def _out_names(self, names: list[str]) -> list[str]:

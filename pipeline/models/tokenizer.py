@@ -40,7 +40,7 @@ class TokenCounter:
 
     def count(self, messages: Sequence[Message]) -> int:
         """Count the tokens of the texts, and an assumed few per message for the chat template."""
-        texts = sum(self.count_text(message.content) for message in messages)
+        texts = sum(self.count_text(text) for message in messages for text in message.texts)
         return texts + TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
 
 

@@ -42,7 +42,8 @@ def turn_flags(
     `thinking` is true when the request enabled thinking.
     """
     reasoning, answer = turn.reasoning_text or "", turn.answer_text
-    was_cut, has_answer = turn.finish_reason == "length", bool(_visible(answer))
+    was_cut, has_text = turn.finish_reason == "length", bool(_visible(answer))
+    has_answer = has_text or bool(turn.tool_calls)
     checks: dict[QualityFlag, Callable[[], bool]] = {
         "empty_answer": lambda: not has_answer,
         "empty_reasoning": lambda: thinking and not _visible(reasoning),
@@ -60,7 +61,7 @@ def turn_flags(
             language_of is not None and is_wrong_language(question, answer, quality, language_of)
         ),
         "copied_prompt": lambda: is_copy(question, answer, quality),
-        "too_short": lambda: has_answer and is_too_short(question, answer, quality, was_cut),
+        "too_short": lambda: has_text and is_too_short(question, answer, quality, was_cut),
         "not_utf8_clean": lambda: (
             is_unclean(answer, question) or is_unclean(reasoning, question + answer)
         ),

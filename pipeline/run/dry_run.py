@@ -7,7 +7,8 @@ from itertools import islice
 import pyarrow as pa
 
 from pipeline.dataset.done_rows import DoneRows
-from pipeline.dataset.prompts import InputColumns, history, read_prompts
+from pipeline.dataset.frozen import frozen_prompts
+from pipeline.dataset.prompts import InputColumns, history, input_fingerprint, read_prompts
 from pipeline.dataset.run_record import check_columns, check_identity, read_manifest, read_run
 from pipeline.engines.served import token_counter
 from pipeline.errors import ConfigError
@@ -17,7 +18,7 @@ from pipeline.run.session import run_identity
 from pipeline.run_file import given_context_tokens
 from pipeline.store.folder import Folder
 from schemas.config.run_file import RunFile
-from schemas.prompt import Prompt
+from schemas.prompt import Prompt, tools_text
 
 _BATCH_ROWS = 10_000
 
@@ -46,12 +47,18 @@ class DryRun:
     """Prompts that exceed the context together with `sampling.max_tokens`."""
     problems: dict[str, tuple[int, str]]
     """Kind of problem → number of prompts, and the text of one."""
+    tools_column: str | None
+    prompts_with_tools: int
+    prompts_with_original_history: int
+    """Prompts whose later turns see the source's own answers."""
 
 
 def dry_run(config: RunFile, folder: Folder) -> DryRun:
     """Count the input. Raises ConfigError for a bad one, ResumeError for another run's folder."""
     stream, samples = read_prompts(config.prompts), config.samples_per_prompt
-    done = _published_rows(config, folder, stream.columns)
+    fingerprint = input_fingerprint(config.prompts)
+    frozen = frozen_prompts(folder, fingerprint) if fingerprint else None
+    done = _published_rows(config, folder, frozen.columns if frozen else stream.columns)
     sums = _Sums(counter=token_counter(config), context_tokens=given_context_tokens(config))
     ids = list(_ids(stream.prompts, sums, config))
     if not sums.num_prompts:
@@ -72,6 +79,9 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         context_tokens=sums.context_tokens,
         prompts_without_room=sums.prompts_without_room,
         problems=sums.problems,
+        tools_column=stream.columns.tools_column,
+        prompts_with_tools=sums.prompts_with_tools,
+        prompts_with_original_history=sums.prompts_with_original_history,
     )
 
 
@@ -95,6 +105,8 @@ class _Sums:
     prompt_tokens: int = 0
     prompts_without_room: int = 0
     problems: dict[str, tuple[int, str]] = field(default_factory=dict)
+    prompts_with_tools: int = 0
+    prompts_with_original_history: int = 0
 
     def add(self, prompt: Prompt, *, max_tokens: int) -> None:
         self.num_prompts += 1
@@ -103,7 +115,10 @@ class _Sums:
             self.problems[prompt.problem.kind] = (count + 1, example)
             return
         self.turns += prompt.num_turns
+        self.prompts_with_tools += prompt.has_tools
+        self.prompts_with_original_history += prompt.originals is not None
         tokens = self.counter.count(history(prompt.messages, []))
+        tokens += self.counter.count_text(tools_text(prompt.tools) or "")
         self.prompt_tokens += tokens
         if self.context_tokens is not None:
             self.prompts_without_room += tokens + max_tokens > self.context_tokens

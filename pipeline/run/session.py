@@ -16,9 +16,10 @@ from pipeline.dataset.frozen import (
     freeze,
     frozen_prompts,
     remove_other_sets,
+    schema_from_text,
     schema_text,
 )
-from pipeline.dataset.parts import own_schema_of
+from pipeline.dataset.parts import own_columns, own_schema_of
 from pipeline.dataset.prompts import InputColumns, input_fingerprint, read_prompts
 from pipeline.dataset.recovery import recover
 from pipeline.dataset.run_record import (
@@ -33,7 +34,6 @@ from pipeline.quality.canary import Excess
 from pipeline.run.canary import canary_due
 from pipeline.run.ledger import DONE
 from pipeline.store.folder import Folder
-from schemas.completion import COMPLETION_SCHEMA
 from schemas.config.run_file import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
@@ -122,6 +122,7 @@ def run_identity(config: RunFile, columns: InputColumns) -> RunIdentity:
         "request": config.request or None,
         **{f"prompts.{name}": value for name, value in dataclasses.asdict(columns).items()},
         "prompts.system_prompt": config.prompts.system_prompt,
+        "prompts.history": config.prompts.history,
         "prompts.id_column": config.prompts.id_column,
         "prompts.keep_columns": list(config.prompts.keep_columns),
     }
@@ -202,18 +203,20 @@ class _Preparation:
         """Return the run's record, new or with the drift that the user accepts."""
         identity = run_identity(self.config, frozen.columns)
         if record is None:
+            own = own_columns(schema_from_text(frozen.carried_schema).names)
             record = RunRecord(
                 run_id=uuid.uuid4().hex[:16],
                 created_at_s=self.now_s,
                 identity=identity,
                 carried_schema=frozen.carried_schema,
-                columns=tuple(COMPLETION_SCHEMA.names),
-                own_schema=schema_text(COMPLETION_SCHEMA),
+                columns=tuple(own.names),
+                own_schema=schema_text(own),
             )
             write_run(self.folder, record)
             return record
         drift = check_identity(record, identity, accept_drift=self.options.accept_drift)
         record = _with_own_schema(self.folder, record)
+        _check_columns_of_tools(record, frozen)
         if not drift:
             return record
         _check_kept_columns(drift)
@@ -299,6 +302,15 @@ def _check_kept_columns(drift: Sequence[str]) -> None:
         raise ResumeError(
             f"{columns_drift}\nthe parts of one data set have the same columns, so --accept-drift "
             "does not reach this key; use another output.folder"
+        )
+
+
+def _check_columns_of_tools(record: RunRecord, frozen: FrozenPrompts) -> None:
+    messages = schema_from_text(record.own_schema).field("messages").type.value_type
+    if frozen.has_tools and messages.get_field_index("tool_calls") < 0:
+        raise ResumeError(
+            "output.folder: its parts have no columns for tools, because an earlier release began "
+            "this run, and rows of prompts.path have tools; use another output.folder"
         )
 
 

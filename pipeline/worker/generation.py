@@ -27,7 +27,7 @@ class Generator:
 
     async def generate(self, row: Row) -> Problem | Interruption | None:
         """Generate the row's open turns in order. Return what kept it from its end, if anything."""
-        while len(row.turns) < row.prompt.num_turns:
+        while row.has_open_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
             outcome = await self.engine.generate(row_request(row, self.config))

@@ -14,7 +14,14 @@ from pipeline.worker.ports import Engine
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config.run_file import RunFile
 from schemas.manifest import FailedRow
-from schemas.prompt import Problem, Prompt, Request, SamplingParams, with_own_seed
+from schemas.prompt import (
+    Problem,
+    Prompt,
+    Request,
+    SamplingParams,
+    tools_text,
+    with_own_seed,
+)
 from schemas.shard import Lease, LeaseKey
 
 
@@ -44,6 +51,18 @@ class Row:
     first_sampling: SamplingParams | None = None
     """Sampling of the first turn, where it was generated again."""
 
+    @property
+    def has_open_turns(self) -> bool:
+        """Tell if another turn is to be generated.
+
+        A call that the model chose ends the conversation, since the source has no result for it;
+        later turns that see the source's own answers do not depend on it.
+        """
+        if len(self.turns) == self.prompt.num_turns:
+            return False
+        has_called = bool(self.turns and self.turns[-1].tool_calls)
+        return not has_called or self.prompt.originals is not None
+
 
 def rows_of_lease(
     lease: Lease, prompt_of: Callable[[int], Prompt], samples_per_prompt: int
@@ -69,10 +88,14 @@ def row_request(row: Row, config: RunFile) -> Request:
         sample_index=row.sample_index,
         turn_index=turn_index,
         messages=history(
-            row.prompt.messages, row.turns, with_reasoning=config.reasoning_in_history
+            row.prompt.messages,
+            row.turns,
+            with_reasoning=config.reasoning_in_history,
+            originals=row.prompt.originals,
         ),
         sampling=row.next_sampling or _seeded(row, config, turn_index),
         settings=row.prompt.settings,
+        tools=row.prompt.tools,
     )
 
 
@@ -87,7 +110,7 @@ def add_or_retry_turn(
     """Keep a generated turn with its flags, or prepare the row to generate it again."""
     quality, index = config.quality, len(row.turns)
     row.attempts_at_turn = 0
-    messages = history(row.prompt.messages, row.turns)
+    messages = history(row.prompt.messages, row.turns, originals=row.prompt.originals)
     question = next((m.content for m in reversed(messages) if m.role == "user"), "")
     flags = turn_flags(
         turn,
@@ -169,6 +192,8 @@ def row_completion(
         content_hash=row.prompt.content_hash,
         started_at_s=row.started_at_s or now_s,
         finished_at_s=now_s,
+        tools=tools_text(row.prompt.tools),
+        tool_calls=row.turns[-1].tool_calls if row.turns and is_whole else None,
         carried=row.prompt.carried,
     )
 

@@ -56,6 +56,14 @@ class PromptsConfig(Section):
 
     False: none, whatever the columns are called.
     """
+    tools_column: str | Literal[False] | None = None
+    """Column with each row's tools: a list, or its JSON text. Null: `tools` if present.
+
+    False: none, whatever the columns are called.
+    """
+    history: Literal["regenerated", "original"] | None = None
+    """Answers that later turns see: the generated ones, or the source's own. Null: `original` for
+    rows with results of tools, which belong to the source's calls; `regenerated` for others."""
     id_column: str | None = None
     """Column with unique row ids. Null: a hash of each row's content is its id."""
     keep_columns: list[str] = []

@@ -144,11 +144,14 @@ def test_run_without_parts_gets_the_columns_of_this_release(
     tmp_path: Path, completion: Build
 ) -> None:
     folder = fresh(tmp_path)
+    kept = schema_text(pa.schema([("tools", pa.string()), ("level", pa.int32())]))
     record = RunRecord(
-        run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema=""
+        run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema=kept
     )
     published(folder, "of-another-run", [completion("a")])
-    assert run_parts.own_schema_of(folder, record) == COMPLETION_SCHEMA
+    # A kept column takes the place of an optional one.
+    expected = [name for name in COMPLETION_SCHEMA.names if name != "tools"]
+    assert run_parts.own_schema_of(folder, record).names == expected
 
 
 # -- one part

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.engines.client import ChatClient
 from schemas.completion import Turn
 from schemas.config.requests import SamplingConfig
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.prompt import FunctionCall, Message, Request, SamplingParams, ToolCall
 from tests.fakes.scripted_server import ScriptedServer, serving
 
 QUESTION = Message(role="user", content="how many?")
@@ -16,7 +16,10 @@ ALL_NULL = {name: None for name in SamplingConfig.model_fields if name != "base"
 
 
 def sent_body(
-    sampling: SamplingParams, *messages: Message, further: Mapping[str, object] | None = None
+    sampling: SamplingParams,
+    *messages: Message,
+    further: Mapping[str, object] | None = None,
+    tools: tuple[dict[str, object], ...] = (),
 ) -> dict[str, Any]:
     """Send one request over HTTP and return its body."""
     request = Request(
@@ -25,6 +28,7 @@ def sent_body(
         turn_index=0,
         messages=messages or (QUESTION,),
         sampling=sampling,
+        tools=tools,
     )
 
     async def once(url: str) -> None:
@@ -81,3 +85,30 @@ def test_earlier_turns_are_sent_with_their_reasoning() -> None:
         "role": "assistant", "content": "7", "reasoning_content": "3 + 4",
     }  # fmt: skip
     assert "seed" not in body
+
+
+def test_tools_calls_and_results_are_sent_as_chat_messages() -> None:
+    function: dict[str, object] = {"name": "w", "parameters": {"default": None}}
+    tool: dict[str, object] = {"type": "function", "function": function}
+    call = ToolCall(id="c1", function=FunctionCall(name="w", arguments='{"city": "Kyiv"}'))
+    calling = Message(role="assistant", content="", reasoning_content="hm", tool_calls=(call,))
+    result = Message(role="tool", content="3C", tool_call_id="c1", name="w")
+    sampling = SamplingParams.of(SamplingConfig())
+    body = sent_body(sampling, QUESTION, calling, result, tools=(tool,))
+    called = {"name": "w", "arguments": '{"city": "Kyiv"}'}
+    assert body["tools"] == [tool]
+    assert body["messages"][1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": called}],
+        },
+        {"role": "tool", "content": "3C", "tool_call_id": "c1", "name": "w"},
+    ]
+    assert body["messages"][0] == {"role": "user", "content": "how many?"}
+
+
+def test_integers_of_any_size_are_sent() -> None:
+    sampling = SamplingParams.of(SamplingConfig())
+    assert sent_body(sampling, further={"limit": 10**30})["limit"] == 10**30

@@ -22,7 +22,7 @@ from pipeline.engines.client import (
 )
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Refusal, Turn
-from schemas.prompt import Message, Request
+from schemas.prompt import FunctionCall, Message, Request, ToolCall
 from tests.fakes import example_completion
 from tests.fakes.scripted_server import Reply, ScriptedServer, completion_body, serving
 
@@ -259,7 +259,33 @@ def test_generation_that_the_engine_broke_off_is_no_answer(
     assert "the engine ended with" in interruption(ask(server.url)).cause
 
 
-def test_tool_call_is_no_completion_of_this_row(server: ScriptedServer) -> None:
+CALL = {"id": "c7", "type": "function", "function": {"name": "w", "arguments": '{"city": 1}'}}
+
+
+@pytest.mark.parametrize("content", ["I look.", "", None])
+def test_answer_that_calls_a_tool_is_a_turn(server: ScriptedServer, content: str | None) -> None:
+    reply_with(server, Reply(body=completion_body(content, "tool_calls", tool_calls=[CALL])))  # type: ignore[arg-type]
+    called = turn(ask(server.url))
+    assert (called.answer_text, called.finish_reason) == (content or "", "tool_calls")
+    function = FunctionCall(name="w", arguments='{"city": 1}')
+    assert called.tool_calls == (ToolCall(id="c7", function=function),)
+
+
+def test_arguments_of_a_call_may_be_an_object_and_its_id_missing(server: ScriptedServer) -> None:
+    function = {"name": "w", "arguments": {"city": "Kyiv"}}
+    answered(server, "", "tool_calls", tool_calls=[{"function": function}, CALL])
+    calls = turn(ask(server.url)).tool_calls or ()
+    assert [call.id for call in calls] == ["call00000", "c7"]
+    assert calls[0].function.arguments == '{"city": "Kyiv"}'
+
+
+@pytest.mark.parametrize("calls", [[{"id": "1"}], [3], "w", [], [{"function": {"arguments": ""}}]])
+def test_call_that_cannot_be_read_is_no_completion(server: ScriptedServer, calls: object) -> None:
+    answered(server, "", "tool_calls", tool_calls=calls)
+    assert isinstance(ask(server.url), Refusal)
+
+
+def test_ended_without_a_call_is_no_completion_of_this_row(server: ScriptedServer) -> None:
     answered(server, "", "tool_calls", tool_calls=[{"id": "1"}])
     assert isinstance(ask(server.url), Refusal)
 

@@ -54,6 +54,7 @@ def published_run(
             backwards[start : start + part_rows],
             run_id=plan.run_id,
             carried_schema=schema_from_text(plan.carried_schema),
+            own_schema=schema_from_text(plan.own_schema),
             worker_id="w0",
         )
         publish(folder, part, now_s=2.0)

@@ -9,9 +9,9 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.quality.flags import FLAGS, retry_sampling, turn_flags
 from pipeline.quality.looping import ends_in_counted_rounds, is_looping
-from schemas.completion import Turn
+from schemas.completion import FinishReason, Turn
 from schemas.config.quality import FlagConfig, LoopingConfig, QualityConfig
-from schemas.prompt import SamplingParams
+from schemas.prompt import FunctionCall, SamplingParams, ToolCall
 from tests.fakes import example_completion
 from tests.scores.make_quality_set import LabelledRow, labelled_rows, read_labelled_rows
 from tests.scores.score_quality import detector, found_flags, has_detector, scores
@@ -40,6 +40,16 @@ def retried(found: set[str], *, retry: int = 1, room: int | None = 10_000, **cha
         most_tokens=room,
         row=("a", 0, 0),
     )
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+def test_answer_that_only_calls_a_tool_is_not_empty(finish: FinishReason) -> None:
+    call = ToolCall(id="c", function=FunctionCall(name="w", arguments="{}"))
+    calling = replace(TURN, answer_text="", finish_reason=finish)
+    assert flags(calling) == ("empty_answer",)
+    assert flags(replace(calling, tool_calls=(call,))) == ()
+    cut = replace(calling, tool_calls=(call,), finish_reason="length")
+    assert flags(cut) == ("cut_in_answer",)
 
 
 # -- the labelled set

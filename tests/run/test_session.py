@@ -356,6 +356,8 @@ DRIFT: dict[str, object] = {
     "prompts.shape": "messages",
     "prompts.system_column": "category",
     "prompts.system_prompt": "Be brief.",
+    "prompts.history": "original",
+    "prompts.tools_column": "category",
     "prompts.id_column": None,
     "prompts.keep_columns": ["category", "level"],
     "prompts.row_settings": {"max_tokens": "level"},

@@ -1,17 +1,25 @@
 """The turns of one row, asked of a fake engine."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 from pipeline.worker.generation import Generator
 from pipeline.worker.retries import Attempts
-from pipeline.worker.row import Row
-from schemas.completion import Interruption, Outcome, Refusal, Turn
+from pipeline.worker.row import Row, row_completion
+from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
 from schemas.config.run_file import RunFile
-from schemas.prompt import Problem, Request
+from schemas.prompt import FunctionCall, Message, Problem, Request, ToolCall
 from schemas.shard import LeaseKey
 from tests.fakes.desk import prompt
 from tests.fakes.fake_engine import FakeEngine, echo
+
+CALL = ToolCall(id="c1", function=FunctionCall(name="w", arguments="{}"))
+
+
+def completed(row: Row) -> Completion:
+    config = generator_of(FakeEngine()).config
+    return row_completion(row, None, config=config, engine=FakeEngine(), worker_id="w0", now_s=1.0)
 
 
 def generator_of(engine: FakeEngine, flag: str = "empty_answer") -> Generator:
@@ -127,3 +135,43 @@ def test_context_length_of_the_engine_limits_a_retry() -> None:
     asyncio.run(generator_of(engine, "cut_in_answer").generate(a_row()))
     # 100 tokens of context less 40 of prompt; twice the budget would be 100.
     assert [request.sampling.max_tokens for request in engine.requests][:2] == [50, 60]
+
+
+def calls_first(request: Request) -> Outcome:
+    turn = echo(request)
+    assert isinstance(turn, Turn)
+    if request.turn_index:
+        return turn
+    return replace(turn, answer_text="", tool_calls=(CALL,), finish_reason="tool_calls")
+
+
+def test_call_without_a_result_in_the_source_ends_the_conversation() -> None:
+    row = a_row(turns=2)
+    assert asyncio.run(generator_of(FakeEngine(script=calls_first)).generate(row)) is None
+    assert [turn.tool_calls for turn in row.turns] == [(CALL,)]
+    assert row.flags == set()
+    made = completed(row)
+    assert (made.status, made.finish_reason, made.tool_calls) == ("ok", "tool_calls", (CALL,))
+    assert [message.role for message in made.messages] == ["user", "assistant"]
+    assert made.messages[-1].tool_calls == (CALL,)
+
+
+def test_turns_that_see_the_sources_answers_go_on_after_a_call() -> None:
+    row = a_row(turns=2)
+    row.prompt = replace(row.prompt, originals=("its own", "last"))
+    engine = FakeEngine(script=calls_first)
+    assert asyncio.run(generator_of(engine).generate(row)) is None
+    assert len(row.turns) == 2
+    assert engine.requests[1].messages[1] == Message(role="assistant", content="its own")
+    made = completed(row)
+    assert (made.tool_calls, made.messages[1].tool_calls) == (None, (CALL,))
+
+
+def test_tools_of_a_row_are_sent_and_written_with_it() -> None:
+    row = a_row()
+    tool: dict[str, object] = {"type": "function", "function": {"name": "w"}}
+    row.prompt = replace(row.prompt, tools=(tool,))
+    engine = FakeEngine()
+    asyncio.run(generator_of(engine).generate(row))
+    assert engine.requests[0].tools == (tool,)
+    assert json.loads(completed(row).tools or "") == [tool]
