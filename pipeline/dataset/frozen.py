@@ -45,7 +45,8 @@ _GROUP_ROWS = 512
 _GROUP_BYTES = 16 * MIB
 
 _NO_EXTRAS: Mapping[str, Any] = {}
-_NO_IDS = pa.array([], pa.string())
+# `pa.array` would import pandas, which every command would wait for.
+_NO_IDS = pa.nulls(0, pa.string())
 _FROZEN_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from pipeline.planner.estimate.job_time import band_of, log_rate_factor, luck_of
+from pipeline.planner.estimate.job_time import (
+    band_of,
+    heavy_tailed_by_name,
+    log_rate_factor,
+    luck_of,
+)
 from pipeline.planner.lengths.lengths import LengthModel, nearest_log_normal_cut
 from pipeline.planner.lengths.shapes import LengthShape, SampledLengths, survival
 from pipeline.planner.rate.errors import RateGroup, rate_of
@@ -86,7 +91,7 @@ def time_left(rows: RowsLeft, groups: Sequence[RateGroup], *, lost_fraction: flo
 
 def _rate_factor(groups: Sequence[RateGroup], rate: float, longer: float, random: Random) -> float:
     """Draw the engines' rate over the measured one."""
-    luck = luck_of(groups, random)
+    luck = luck_of(heavy_tailed_by_name(groups), random)
     return (
         sum(
             group.replicas * group.tokens_per_s * math.exp(log_rate_factor(group, luck, longer))

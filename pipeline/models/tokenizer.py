@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.errors import ConfigError
@@ -82,6 +80,10 @@ def _tokenizer_path(model: str) -> Path | None:
 def _cached_tokenizer(model: str) -> Path | None:
     if model.count("/") != 1:
         return None
+    # Its import would slow the start of every command.
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
         cached = try_to_load_from_cache(model, "tokenizer.json")
     except HFValidationError:

@@ -9,6 +9,7 @@ requests make a tail. This module knows neither how a rate was found nor what an
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
 from pipeline.errors import PlanError
@@ -166,31 +167,57 @@ def _draws(
     work: Work, groups: Sequence[RateGroup], availability: Band, started: bool, tail_s: float
 ) -> list[tuple[float, float]]:
     """Return the job's seconds and tokens/s for each draw of everything that is uncertain."""
-    random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
     usual_rate = rate_of(groups)
     drawn = []
-    for _ in range(DRAWS):
-        luck = luck_of(groups, random)
-        longer = work.relative_error * random.gauss(0, 1)
+    for cast in _casts(tuple(heavy_tailed_by_name(groups).items())):
+        longer = work.relative_error * cast.longer_sds
         rates = [
-            group.replicas * group.tokens_per_s * math.exp(log_rate_factor(group, luck, longer))
+            group.replicas
+            * group.tokens_per_s
+            * math.exp(log_rate_factor(group, cast.luck, longer))
             for group in groups
         ]
         rate = sum(rates)
-        start_s = 0.0
-        capture_s = random.uniform(CAPTURE_LOW_S, CAPTURE_HIGH_S)
-        if not started:
-            start_s = start_seconds(groups, capture_s)
-        u = drawn_availability(random.gauss(0, 1), availability)
+        start_s = 0.0 if started else start_seconds(groups, cast.capture_s)
+        u = drawn_availability(cast.availability_sds, availability)
         generating_s = work.tokens * math.exp(longer) / rate / u
         drawn.append((generating_s + start_s + tail_s * usual_rate / rate, rate))
     return drawn
 
 
-def luck_of(groups: Sequence[RateGroup], random: Random) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cast:
+    """Throw of the dice: the luck of each spread by name, and of what all jobs share."""
+
+    luck: Mapping[str, float]
+    longer_sds: float
+    capture_s: float
+    availability_sds: float
+
+
+# The options of one estimate differ in their rates, hardly ever in the names of their spreads.
+@lru_cache(maxsize=4)
+def _casts(heavy_tailed: tuple[tuple[str, bool], ...]) -> tuple[_Cast, ...]:
+    random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
+    return tuple(
+        _Cast(
+            luck=luck_of(dict(heavy_tailed), random),
+            longer_sds=random.gauss(0, 1),
+            capture_s=random.uniform(CAPTURE_LOW_S, CAPTURE_HIGH_S),
+            availability_sds=random.gauss(0, 1),
+        )
+        for _ in range(DRAWS)
+    )
+
+
+def heavy_tailed_by_name(groups: Sequence[RateGroup]) -> dict[str, bool]:
+    """Return for each spread of the groups whether its luck has heavy tails."""
+    return {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
+
+
+def luck_of(heavy_tailed: Mapping[str, bool], random: Random) -> dict[str, float]:
     """Draw the luck of every spread by name, in standard deviations."""
-    heavy = {spread.name: spread.heavy_tailed for group in groups for spread in group.spreads}
-    return {name: _luck(random, heavy_tailed) for name, heavy_tailed in heavy.items()}
+    return {name: _luck(random, is_heavy) for name, is_heavy in heavy_tailed.items()}
 
 
 def log_rate_factor(group: RateGroup, luck: Mapping[str, float], longer: float) -> float:
@@ -321,6 +348,8 @@ def availability_seen(generating_s: float, passed_s: float, prior: Band = AVAILA
     )
 
 
+# A draw asks for the logits of its band, thousands of times the same three.
+@lru_cache(maxsize=16)
 def _logit(fraction: float) -> float:
     fraction = min(max(fraction, 1e-6), 1 - 1e-6)
     return math.log(fraction / (1 - fraction))

@@ -1,7 +1,8 @@
 """A launch whose flags are resolved: the record that sizing, rating and advice share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.planner.memory.changes import fraction_change
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import Parallel, parallel_of
 from pipeline.planner.sglang.releases import ReleaseRules
@@ -20,6 +21,14 @@ class ResolvedLaunch:
     rules: ReleaseRules
     settings: PlanSettings
     calibration: Calibration | None
+
+    def at_fraction(self, fraction: float) -> "ResolvedLaunch":
+        """Return this launch with another memory fraction, on which no other setting depends."""
+        return replace(
+            self,
+            flags=self.flags.changed(fraction_change(fraction)),
+            settings=replace(self.settings, mem_fraction_static=fraction, mem_fraction_given=True),
+        )
 
 
 def resolve_launch(

@@ -11,7 +11,7 @@ from pipeline.planner.memory.advice import advice_for
 from pipeline.planner.memory.budget import memory_budget
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.notes import launch_warnings, log_lines
-from pipeline.planner.memory.sizing import Sized, Stopped, assess, load_figures
+from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.state_pool import StatePool
 from pipeline.planner.memory.verdict import judgement, uncertainty_bytes
 from pipeline.planner.sglang.flags import LaunchFlags
@@ -137,7 +137,7 @@ def _resolved(
 def _plan(launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths) -> LaunchPlan:
     outcome = assess(launch)
     judged = judgement(launch, outcome)
-    load = load_figures(launch)
+    load = outcome.load
     error = uncertainty_bytes(launch, load)
     sized = outcome if isinstance(outcome, Sized) else None
     states = sized.states if sized and isinstance(sized.states, StatePool) else None

@@ -50,6 +50,10 @@ class LoadFigures:
             free -= self.draft_resident_bytes + self.draft_freed_bytes
         return free
 
+    def with_more_free(self, more_bytes: int) -> "LoadFigures":
+        """Return the figures of a launch whose weights leave `more_bytes` more free."""
+        return replace(self, weights_bytes=self.weights_bytes - more_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
@@ -61,6 +65,18 @@ class Stopped:
     rest_bytes: float
     slots: int
     intermediate_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The pools of a launch, before its headroom is known."""
+
+    load: LoadFigures
+    cost: TokenCost
+    states: NoStatePool | StatePool
+    pool: KvPool
+    running: int
+    limited_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +97,19 @@ class Sized:
     needs: HeadroomNeeds
 
 
-def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | Sized:
-    """Run a launch until it fails or is sized, with `available_delta_bytes` more free memory."""
-    load = load_figures(launch)
-    if available_delta_bytes:
-        load = replace(load, weights_bytes=load.weights_bytes - available_delta_bytes)
+def assess(launch: ResolvedLaunch) -> Stopped | Sized:
+    """Run a launch until it fails or is sized."""
+    return assess_loaded(launch, load_figures(launch))
+
+
+def assess_loaded(launch: ResolvedLaunch, load: LoadFigures) -> Stopped | Sized:
+    """Run a launch from the end of loading until it fails or is sized."""
+    pools = pools_of(launch, load)
+    return pools if isinstance(pools, Stopped) else _sized(launch, pools)
+
+
+def pools_of(launch: ResolvedLaunch, load: LoadFigures) -> Stopped | Pools:
+    """Run a launch from the end of loading until it fails or has its pools."""
     stopped = _load_failure(launch, load)
     if stopped:
         return stopped
@@ -98,7 +122,7 @@ def assess(launch: ResolvedLaunch, available_delta_bytes: int = 0) -> Stopped | 
     stopped = _sizing_failure(launch, load, rest, states)
     if stopped:
         return stopped
-    return _sized(launch, load, states)
+    return _kv_sized(launch, load, states)
 
 
 def load_figures(launch: ResolvedLaunch) -> LoadFigures:
@@ -199,9 +223,9 @@ def _sizing_failure(
     return None
 
 
-def _sized(
+def _kv_sized(
     launch: ResolvedLaunch, load: LoadFigures, states: NoStatePool | StatePool
-) -> Stopped | Sized:
+) -> Stopped | Pools:
     settings = launch.settings
     cost = token_cost(launch)
     pool = kv_pool(cost, int(states.rest_bytes), settings)
@@ -222,21 +246,27 @@ def _sized(
         ratio = states.slots_per_request if isinstance(states, StatePool) else 1
         message = no_requests_message(slots, ratio)
         return _stopped("state_pool", message, load, states.rest_bytes, slots, verify)
-    needs = headroom_needs(launch, cost, pool.tokens, running)
+    return Pools(
+        load=load, cost=cost, states=states, pool=pool, running=running, limited_by=limited_by
+    )
+
+
+def _sized(launch: ResolvedLaunch, pools: Pools) -> Sized:
+    needs = headroom_needs(launch, pools.cost, pools.pool.tokens, pools.running)
     known, ranks = launch.calibration, launch.ranks
     if known and known.graph_bytes is not None:
         needs = needs.with_logged_graphs(known.graph_bytes)
     return Sized(
-        load=load,
-        cost=cost,
-        states=states,
-        pool=pool,
-        running=running,
+        load=pools.load,
+        cost=pools.cost,
+        states=pools.states,
+        pool=pools.pool,
+        running=pools.running,
         at_once=requests_at_once(
-            running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
+            pools.running, ranks.pp_size, ranks.micro_batches, ranks.largest_micro_batch
         ),
-        limited_by=limited_by,
-        headroom_bytes=_headroom_bytes(load, states, pool),
+        limited_by=pools.limited_by,
+        headroom_bytes=_headroom_bytes(pools.load, pools.states, pools.pool),
         needs=needs,
     )
 

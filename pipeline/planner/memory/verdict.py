@@ -12,8 +12,8 @@ from pipeline.planner.memory.sizing import (
     LoadFigures,
     Sized,
     Stopped,
-    assess,
     draft_load_message,
+    pools_of,
 )
 from pipeline.planner.memory.state_pool import StatePool
 from schemas.plan import Stage, Verdict
@@ -69,7 +69,7 @@ def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
     """Judge a launch by whether better and worse figures end the same way."""
     error = uncertainty_bytes(launch, expected.load)
     if isinstance(expected, Stopped):
-        better = assess(launch, error)
+        better = pools_of(launch, expected.load.with_more_free(error))
         if isinstance(better, Stopped):
             return _judged("does_not_fit", expected.stage, expected.message)
         reason = f"fails by less than the forecast's error of {error / GIB:.2f} GiB"
@@ -78,7 +78,7 @@ def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
     if headroom.verdict == "does_not_fit":
         return headroom
     doubts = list(headroom.doubts)
-    worse = assess(launch, -error)
+    worse = pools_of(launch, expected.load.with_more_free(-error))
     if isinstance(worse, Stopped):
         doubts.append(f"{error / GIB:.2f} GiB less free memory would stop it: {worse.message}")
         return _judged("marginal", worse.stage, worse.message, *doubts)

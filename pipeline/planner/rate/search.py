@@ -23,7 +23,7 @@ from pipeline.planner.memory.changes import (
 )
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
-from pipeline.planner.memory.sizing import Sized, assess
+from pipeline.planner.memory.sizing import Sized, Stopped, assess, assess_loaded, load_figures
 from pipeline.planner.memory.verdict import judgement
 from pipeline.planner.rate.running import cap_of
 from pipeline.planner.sglang.calibration import fits_layout
@@ -142,11 +142,11 @@ def best_candidates(
             f"lengths: {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens "
             f"are more than the {model.context_length} that {model.name} holds"
         )
-    ranked = [
-        (rank(candidate), candidate)
-        for shape in _all_shapes(query, lengths)
-        if (candidate := _best_of_shape(shape)) is not None
-    ]
+    ranked: list[tuple[float, Candidate]] = []
+    for shape in _all_shapes(query, lengths):
+        candidate = _best_of_shape(shape, near=ranked[-1][1] if ranked else None)
+        if candidate is not None:
+            ranked.append((rank(candidate), candidate))
     if not ranked:
         reasons = "; ".join(_why_not(query, option, lengths) for option in query.options)
         raise PlanError(f"no plan fits {model.name} on {reasons}")
@@ -316,28 +316,62 @@ def _all_shapes(query: SearchQuery, lengths: ExpectedLengths) -> Iterator[_Shape
             )
 
 
-def _best_of_shape(shape: _Shape) -> Candidate | None:
-    """Find the chunk, request limit and fraction with which the shape runs the most requests."""
+def _best_of_shape(shape: _Shape, near: Candidate | None) -> Candidate | None:
+    """Find the chunk, request limit and fraction with which the shape runs the most requests.
+
+    `near` is the best of a similar shape: its limit is tried first.
+    """
     limits = _request_limits(shape)
     chunks = _CHUNKS[:1] if shape.query.base.has("chunked-prefill-size") else _CHUNKS
-    outcomes = [(_with_limits(shape, chunk, limit), limit) for chunk in chunks for limit in limits]
-    fitting = [(candidate, limit) for candidate, limit in outcomes if candidate is not None]
-    if not fitting:
+    best: Candidate | None = None
+    for chunk in chunks:
+        best = _better(best, _best_of_chunk(shape, chunk, limits, best, near=best or near))
+    return best if best is None or len(limits) == 1 else _with_finer_limit(shape, best)
+
+
+def _best_of_chunk(
+    shape: _Shape,
+    chunk: str,
+    limits: tuple[int, ...],
+    best: Candidate | None,
+    near: Candidate | None,
+) -> Candidate | None:
+    """Return the candidate that runs the most requests with a chunk, if more than `best`.
+
+    A limit reserves memory. So where fewer requests run than a limit allows, no higher limit runs
+    more, and what does not fit with the lowest limit fits with none.
+    """
+    start = next((n for n, limit in enumerate(limits) if near and limit <= _limit_of(near)), 0)
+    here = _with_limits(shape, chunk, limits[start])
+    if here is None and (start + 1 == len(limits) or not _with_limits(shape, chunk, limits[-1])):
         return None
-    best, limit = max(fitting, key=lambda pair: pair[0].requests_a_replica)
-    return best if len(limits) == 1 else _with_finer_limit(shape, best, limit)
+    for limit in reversed(limits[:start]):
+        if here is None or not _is_full(here):
+            break
+        higher = _with_limits(shape, chunk, limit)
+        if higher is None or higher.requests_a_replica < here.requests_a_replica:
+            break
+        here = higher
+    best = _better(best, here)
+    for limit in limits[start + 1 :]:
+        if best is not None and _allowed(best, limit) <= best.requests_a_replica:
+            break
+        best = _better(best, _with_limits(shape, chunk, limit))
+    return best
 
 
-def _with_finer_limit(shape: _Shape, best: Candidate, limit: int) -> Candidate:
+def _with_finer_limit(shape: _Shape, best: Candidate) -> Candidate:
     """Try request limits around the best one, then halve the gap to what runs.
 
     Memory reserved for requests that never run is taken from those that do.
     """
     chunk = best.launch.flags.text("chunked-prefill-size")
     for factor in _BETWEEN:
-        other = _with_limits(shape, chunk, int(limit * factor))
-        if other is not None and other.requests_a_replica > best.requests_a_replica:
-            best, limit = other, int(limit * factor)
+        limit = int(_limit_of(best) * factor)
+        is_lower = factor < 1 and _allowed(best, limit) > best.requests_a_replica
+        if is_lower or (factor > 1 and _is_full(best)):
+            best = _better(best, _with_limits(shape, chunk, limit)) or best
+    limit = _limit_of(best)
     while limit - best.requests_a_replica > max(1, limit // 50):
         limit = (limit + best.requests_a_replica) // 2
         other = _with_limits(shape, chunk, limit)
@@ -345,6 +379,27 @@ def _with_finer_limit(shape: _Shape, best: Candidate, limit: int) -> Candidate:
             break
         best = other
     return best
+
+
+def _limit_of(candidate: Candidate) -> int:
+    return candidate.launch.settings.max_running_requests or 0
+
+
+def _allowed(candidate: Candidate, limit: int) -> int:
+    """Return the most requests that run at a limit: each attention rank runs one at least."""
+    return max(limit, candidate.launch.ranks.attention_dp_size)
+
+
+def _is_full(candidate: Candidate) -> bool:
+    """Return whether as many requests run as the limit allows."""
+    each = max(_limit_of(candidate) // candidate.launch.ranks.attention_dp_size, 1)
+    return candidate.requests_a_replica >= each * candidate.launch.ranks.attention_dp_size
+
+
+def _better(best: Candidate | None, other: Candidate | None) -> Candidate | None:
+    if best is None or other is None:
+        return best or other
+    return other if other.requests_a_replica > best.requests_a_replica else best
 
 
 def _request_limits(shape: _Shape) -> tuple[int, ...]:
@@ -383,16 +438,19 @@ def _context_length(model: ModelFacts, lengths: ExpectedLengths) -> int:
 
 def _highest_fraction(shape: _Shape, flags: LaunchFlags) -> Candidate | None:
     rules, _ = rules_for(shape.query.version)
-    fractions = (None,) if flags.has("mem-fraction-static") else _FRACTIONS
-    for fraction in fractions:
-        line = flags if fraction is None else flags.changed(fraction_change(fraction))
-        launch = resolve_launch(shape.query.model, shape.option.gpu, line, rules, shape.calibration)
-        if isinstance(launch, RefusedLaunch):
+    is_given = flags.has("mem-fraction-static")
+    line = flags if is_given else flags.changed(fraction_change(_FRACTIONS[0]))
+    first = resolve_launch(shape.query.model, shape.option.gpu, line, rules, shape.calibration)
+    if isinstance(first, RefusedLaunch):
+        return None
+    load = load_figures(first)
+    for launch in (first,) if is_given else map(first.at_fraction, _FRACTIONS):
+        sized = assess_loaded(launch, load)
+        if isinstance(sized, Stopped):
+            # A lower fraction leaves the pools less.
             return None
-        sized = assess(launch)
-        if not isinstance(sized, Sized) or judgement(launch, sized).verdict != "fits":
-            continue
-        return _candidate(shape.option, launch, sized, shape.lengths)
+        if judgement(launch, sized).verdict == "fits":
+            return _candidate(shape.option, launch, sized, shape.lengths)
     return None
 
 

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -96,28 +96,34 @@ class LaunchFlags:
     """Unknown flags with the words that follow them."""
     stray: tuple[str, ...] = ()
     """Words that belong to no flag; a pasted command may have some."""
+    _last: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    """Values by flag; the last one wins, as in SGLang's parser."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_last", dict(self.values))
 
     def has(self, name: str) -> bool:
         """Return True where the flag is on the line."""
-        return any(key == name for key, _ in self.values)
+        return name in self._last
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the flag's value; the last one wins, as in SGLang's parser."""
-        return next(
-            (words[-1] for key, words in reversed(self.values) if key == name and words), default
-        )
+        """Return the flag's value."""
+        words = self._last.get(name)
+        return words[-1] if words else default
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return all values of a flag that takes several."""
-        return next((words for key, words in reversed(self.values) if key == name), ())
+        return self._last.get(name, ())
 
     def number(self, name: str) -> int | None:
         """Return a whole number, or None where the flag is absent."""
-        return int(self.text(name)) if self.has(name) else None
+        words = self._last.get(name)
+        return None if words is None else int(words[-1])
 
     def fraction(self, name: str) -> float | None:
         """Return a number with decimals, or None where the flag is absent."""
-        return float(self.text(name)) if self.has(name) else None
+        words = self._last.get(name)
+        return None if words is None else float(words[-1])
 
     def variable(self, name: str, default: str = "") -> str:
         """Return the value of an environment assignment before the command."""

@@ -7,6 +7,7 @@ numbers. A release whose source was not read has the rules of the nearest older 
 import re
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from typing import Literal
 
 Release = tuple[int, int, int]
@@ -231,6 +232,7 @@ def no_stages(architecture: str, rules: ReleaseRules) -> bool:
     return architecture in _WITHOUT_STAGES and rules.release >= _STAGES_READ
 
 
+@cache
 def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:
     """Return the rules of a release, in any spelling, and what had to be assumed."""
     release, notes = _release_of(version)

@@ -8,6 +8,7 @@ from pipeline.errors import PlanError
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
+from pipeline.planner.rate import search as search_module
 from pipeline.planner.rate.search import (
     Candidate,
     FoundPlan,
@@ -185,3 +186,32 @@ def test_attention_ranks_are_offered_to_experts_with_latent_attention_alone() ->
     assert attention_ranks("deepseek-ai/DeepSeek-V3") == {1, 8}
     assert attention_ranks("deepseek-ai/DeepSeek-V3", attention_dp=False) == {1}
     assert attention_ranks("openai/gpt-oss-120b") == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "limits"),
+    [
+        ("Qwen/Qwen3.6-27B", "rtx-pro-6000", 2, SearchLimits()),
+        ("Qwen/Qwen3.6-27B", "b200", 1, MAY_CHANGE_OUTPUT),
+        ("Qwen/Qwen3.6-35B-A3B", "rtx-5090", 4, SearchLimits()),
+        ("Qwen/Qwen3-32B", "h100", 2, SearchLimits()),
+    ],
+)
+def test_limits_that_the_search_skips_run_no_more_requests(
+    name: str, gpu: str, count: int, limits: SearchLimits
+) -> None:
+    base = parse_launch_line(["--model-path", name])
+    query = SearchQuery(model=facts(name), options=(option(gpu, count),), limits=limits, base=base)
+    near: Candidate | None = None
+    for shape in search_module._all_shapes(query, LENGTHS):
+        best = search_module._best_of_shape(shape, near)
+        tried = [
+            candidate
+            for chunk in search_module._CHUNKS
+            for limit in search_module._request_limits(shape)
+            if (candidate := search_module._with_limits(shape, chunk, limit)) is not None
+        ]
+        most = max((candidate.requests_a_replica for candidate in tried), default=None)
+        assert (best is None) == (most is None)
+        assert best is None or most is None or best.requests_a_replica >= most
+        near = best or near
