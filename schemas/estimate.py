@@ -309,6 +309,8 @@ class RunUpdate:
     """Time left; None while it is unknown, 0 once every row has ended."""
     expected_days_left: Band | None
     """Days left by the plan alone: its lengths, rates and availability."""
+    expected_whole_days: Band | None
+    """Days of the whole run by the plan alone, with the start."""
     usd_left: Band | None
     """Cost at the price below; None if no price is known."""
     price: Price | None

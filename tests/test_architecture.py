@@ -34,6 +34,9 @@ EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 REPORT = "pipeline.report"
+REPORT_ROWS = "pipeline.report.rows"
+CHARTS = "pipeline.report.charts"
+COURSE = "pipeline.report.course"
 CONSOLE = "pipeline.console"
 WORKER = "pipeline.worker"
 RUN = "pipeline.run"
@@ -61,7 +64,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
-    REPORT: {LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
+    REPORT_ROWS: {DATASET, STORE},
+    CHARTS: {REPORT_ROWS},
+    COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
+    REPORT: {REPORT_ROWS, CHARTS, COURSE, LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
     CONSOLE: {LIVE, STORE},
     WORKER: {QUALITY, DATASET},
     RUN: {
@@ -84,7 +90,7 @@ DOORS: dict[str, set[str]] = {
     "aiohttp": {ENGINES},
     "orjson": {ENGINES},
     "datasets": {SOURCES},
-    "pyarrow": {"schemas.completion", STORE, SOURCES, DATASET, EXPORT, "pipeline.report.rows", RUN},
+    "pyarrow": {"schemas.completion", STORE, SOURCES, DATASET, EXPORT, REPORT_ROWS, RUN},
     "rich": {"pipeline.console.console"},
     "pydantic": {"schemas", CONFIG},
     "pydantic_core": {CONFIG},

@@ -119,7 +119,10 @@ def run_update(
         tokens_per_s=left.tokens_per_s if left else _sum_of_rates(updates),
         availability=availability,
         days_left=days,
-        expected_days_left=_expected_days(completions, running, prior, plan),
+        expected_days_left=_expected_days(completions, running, prior, plan, started=True),
+        expected_whole_days=_expected_days(
+            round(rows.rows_total * expectation.turns_per_row), (), prior, plan, started=False
+        ),
         usd_left=_usd(days, plan),
         price=plan.price if isinstance(plan, Planned) else None,
         counted_by="answers" if log.counted_by_answers else "engine",
@@ -162,7 +165,12 @@ def _groups(
 
 
 def _expected_days(
-    completions: int, running: Sequence[int], prior: LengthModel, plan: Planned | Unplanned
+    completions: int,
+    running: Sequence[int],
+    prior: LengthModel,
+    plan: Planned | Unplanned,
+    *,
+    started: bool,
 ) -> Band | None:
     if isinstance(plan, Unplanned):
         return None
@@ -170,7 +178,7 @@ def _expected_days(
     if not work.tokens > 0:
         return _NOTHING
     rates = [rated.rate for rated in plan.groups]
-    return job_time(work, rates, availability=AVAILABILITY, started=True).days
+    return job_time(work, rates, availability=AVAILABILITY, started=started).days
 
 
 def _usd(days: Band | None, plan: Planned | Unplanned) -> Band | None:

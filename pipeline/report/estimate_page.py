@@ -13,7 +13,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from pipeline.planner.estimate import figures, output
-from pipeline.report import charts
+from pipeline.report.charts import bars, rates
 from schemas.estimate import Assumption, ChosenPlan, Dollars, HardwareEstimate, RunEstimate
 
 # Options whose plans are unfolded; those of a whole catalogue would be a long page.
@@ -39,7 +39,7 @@ class BillView:
 
     index: int
     bill: Dollars
-    bar: charts.BandBar
+    bar: bars.BandBar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class PlanView:
 
     index: int
     plan: ChosenPlan
-    segments: tuple[charts.Segment, ...]
-    chart: charts.RateChart
-    average: charts.Mark | None
+    segments: tuple[bars.Segment, ...]
+    chart: rates.RateChart
+    average: rates.Mark | None
     """Point of the plan's curve at the expected mean of running requests."""
 
 
@@ -60,7 +60,7 @@ class OptionView:
 
     index: int
     option: HardwareEstimate
-    days: charts.BandBar
+    days: bars.BandBar
     bills: tuple[BillView, ...]
     ranking: BillView | None
     plans: tuple[PlanView, ...]
@@ -108,8 +108,8 @@ def _template() -> Template:
 
 
 def _option_views(options: Sequence[HardwareEstimate]) -> tuple[OptionView, ...]:
-    days_scale = charts.bar_scale([option.days for option in options])
-    usd_scale = charts.bar_scale([bill.usd for option in options for bill in option.bills])
+    days_scale = bars.bar_scale([option.days for option in options])
+    usd_scale = bars.bar_scale([bill.usd for option in options for bill in option.bills])
     return tuple(
         _option_view(index, option, days_scale, usd_scale) for index, option in enumerate(options)
     )
@@ -119,14 +119,14 @@ def _option_view(
     index: int, option: HardwareEstimate, days_scale: float, usd_scale: float
 ) -> OptionView:
     bills = tuple(
-        BillView(index=place, bill=bill, bar=charts.band_bar(bill.usd, usd_scale))
+        BillView(index=place, bill=bill, bar=bars.band_bar(bill.usd, usd_scale))
         for place, bill in enumerate(option.bills)
     )
     ranking = output.ranking_bill(option)
     return OptionView(
         index=index,
         option=option,
-        days=charts.band_bar(option.days, days_scale),
+        days=bars.band_bar(option.days, days_scale),
         bills=bills,
         ranking=next((view for view in bills if view.bill is ranking), None),
         plans=tuple(_plan_view(place, plan) for place, plan in enumerate(option.plans)),
@@ -135,14 +135,14 @@ def _option_view(
 
 
 def _plan_view(index: int, plan: ChosenPlan) -> PlanView:
-    chart = charts.rate_chart(plan.curves, plan.break_even_requests)
+    chart = rates.rate_chart(plan.curves, plan.break_even_requests)
     own = next((curve for curve in plan.curves if curve.mtp == plan.mtp and curve.points), None)
     return PlanView(
         index=index,
         plan=plan,
-        segments=charts.stacked_segments(plan.budget),
+        segments=bars.stacked_segments(plan.budget),
         chart=chart,
-        average=(charts.mark(own, plan.running_requests, chart.axes) if own else None),
+        average=(rates.mark(own, plan.running_requests, chart.axes) if own else None),
     )
 
 

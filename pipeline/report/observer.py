@@ -14,7 +14,7 @@ from pipeline.dataset.run_record import write_run_file
 from pipeline.errors import DriverLostError, PipelineError
 from pipeline.report.page import report_page
 from pipeline.report.report import run_report
-from pipeline.report.rows import RowFigures
+from pipeline.report.rows.figures import RowFigures
 from pipeline.report.webhook import Notice, Webhook
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, append_events, event_of, read_events, trim_events

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 from pipeline.dataset.lengths import expected_lengths
 from pipeline.errors import PipelineError
 from pipeline.live.estimate import log_update
-from pipeline.report.engines import caps_of_engines, mean_of
-from pipeline.report.rows import RowFigures, mean
-from pipeline.report.series import RunRecords
+from pipeline.report.course.engines import caps_of_engines, mean_of
+from pipeline.report.course.records import RunRecords
+from pipeline.report.rows.figures import RowFigures
 from pipeline.store.folder import Folder
 from schemas.config.run_file import RunFile
-from schemas.estimate import GroupUpdate
+from schemas.estimate import GroupUpdate, RunUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +23,32 @@ class PlanRow:
     name: str
     planned: float
     measured: float | None
-    is_share: bool = False
+    kind: Literal["number", "share", "days"] = "number"
 
 
-def plan_rows(folder: Folder, run: RunRecords) -> tuple[PlanRow, ...]:
+def run_estimate(folder: Folder, run: RunRecords) -> RunUpdate | None:
+    """Return what was estimated for the launch that came up; None without readings.
+
+    `jobs.estimate --update-from` reports the reason if it cannot be estimated.
+    """
+    if not run.log.readings:
+        return None
+    today = datetime.fromtimestamp(run.now_s, UTC).date()
+    try:
+        return log_update(folder, run.log, run.history, today=today)
+    except PipelineError:
+        return None
+
+
+def plan_rows(run: RunRecords, estimate: RunUpdate | None) -> tuple[PlanRow, ...]:
     """Compare the run file and the estimate of the launch with what was measured."""
     from_run_file = _run_file_rows(run, run.config) if run.config else ()
-    return (*from_run_file, *_estimate_rows(folder, run))
+    return (*from_run_file, *(_estimate_rows(run, estimate) if estimate else ()))
 
 
 def _run_file_rows(run: RunRecords, config: RunFile) -> Iterator[PlanRow]:
     rows = run.rows
-    if config.lengths.output_tokens_column is None and rows.completion:
+    if config.lengths.output_tokens_column is None and rows.completion.turns:
         yield from _length_rows(config, rows)
     if config.lengths.prompt_tokens_mean is not None and rows.num_turns:
         tokens = sum(part.prompt_tokens for part in run.history.parts.values())
@@ -61,29 +76,18 @@ def _length_rows(config: RunFile, rows: RowFigures) -> Iterator[PlanRow]:
     yield PlanRow(
         name="output tokens a turn",
         planned=expected.mean_tokens,
-        measured=mean(rows.completion),
+        measured=rows.completion.mean_tokens,
     )
     yield PlanRow(
         name="turns that reach the limit",
         planned=expected.at_limit_fraction,
         measured=rows.num_cut / rows.num_turns if rows.num_turns else None,
-        is_share=True,
+        kind="share",
     )
 
 
-def _estimate_rows(folder: Folder, run: RunRecords) -> Iterator[PlanRow]:
-    """Compare rates, requests and days with those estimated for the launch that came up.
-
-    There are no rows without readings, or without an estimate to compare them with.
-    """
-    if not run.log.readings:
-        return
-    today = datetime.fromtimestamp(run.now_s, UTC).date()
-    try:
-        update = log_update(folder, run.log, run.history, today=today)
-    except PipelineError:
-        # `jobs.estimate --update-from` reports the reason; the page has its other rows.
-        return
+def _estimate_rows(run: RunRecords, update: RunUpdate) -> Iterator[PlanRow]:
+    """Compare rates, requests and days with those estimated for the launch."""
     for group in update.groups:
         yield from _group_rows(group)
     measured = run.status.days_left or update.days_left
@@ -92,6 +96,7 @@ def _estimate_rows(folder: Folder, run: RunRecords) -> Iterator[PlanRow]:
             name="days left from here",
             planned=update.expected_days_left.p50,
             measured=measured.p50,
+            kind="days",
         )
 
 

@@ -5,31 +5,48 @@ of the manifest without ids (8 bytes per row), of counts, and of one part's colu
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
 from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, read_live_log
-from pipeline.report import charts, series
-from pipeline.report.charts import Histogram, LineChart, Series, time_chart
-from pipeline.report.engines import EngineCharts, EngineRow, engine_charts, engine_rows
-from pipeline.report.planned import PlanRow, plan_rows
-from pipeline.report.rows import CategoryCount, RowFigures, SlowRow, mean, quantile
-from pipeline.report.series import RunRecords
+from pipeline.planner.estimate.figures import duration
+from pipeline.report.charts.axes import axis_ticks
+from pipeline.report.charts.bars import BandBar, band_bar, bar_scale
+from pipeline.report.charts.histogram import Histogram, histogram
+from pipeline.report.charts.lines import (
+    LineChart,
+    Series,
+    Shade,
+    Stretch,
+    shades,
+    time_chart,
+    time_unit,
+)
+from pipeline.report.comparison import Comparison, MeasureBars, comparison, measure_bars
+from pipeline.report.course import series
+from pipeline.report.course.engine_charts import EngineCharts, engine_charts
+from pipeline.report.course.engines import EngineRow, engine_rows
+from pipeline.report.course.lanes import Lane, lanes
+from pipeline.report.course.pauses import work_time
+from pipeline.report.course.records import RunRecords, published
+from pipeline.report.course.worktime import Pause
+from pipeline.report.planned import PlanRow, plan_rows, run_estimate
+from pipeline.report.rows.categories import CategoryCount
+from pipeline.report.rows.figures import RowFigures, SlowRow
+from pipeline.report.rows.groups import ExampleGroup, example_groups
+from pipeline.report.rows.lengths import LengthCounts
 from pipeline.report.spending import NoSpending, Spending, spending
 from pipeline.report.status import run_status
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, read_events
-from schemas.estimate import Band, LiveReading
-from schemas.manifest import Session
+from schemas.estimate import Band, LiveReading, RunUpdate
 from schemas.progress import RunState, RunStatus
 from schemas.units import SECONDS_PER_DAY
 
-_LOST = ("engine_lost", "engine_failed", "worker_silent", "node_lost", "given_up", "engine_drained")
-_NOTED = ("canary_passed", "canary_failed", "node_joined")
-_EVENTS_SHOWN = 40
+EVENTS_SHOWN = 40
 # Events of the end of a session are written shortly after its last part.
 _EVENT_GRACE_S = 60.0
 
@@ -63,6 +80,8 @@ class Figures:
     status: RunStatus
     elapsed_s: float
     """Time from the first session's start to the present, or to the last publication."""
+    worked_s: float
+    """Elapsed time without pauses."""
     time_left_s: Band | None
     num_turns: int
     num_cut: int
@@ -75,17 +94,28 @@ class Figures:
     engines: tuple[EngineRow, ...]
     plan: tuple[PlanRow, ...]
     spending: Spending | NoSpending
+    comparison: Comparison
     slowest: tuple[SlowRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A row of the time line."""
+class CategoryView:
+    """Rows that share a value of a kept column, and the bar of their lengths."""
 
     name: str
-    tone: str
-    marks: tuple[tuple[float, str], ...]
-    """Pairs of percent of the width and text."""
+    count: CategoryCount
+    bar: BandBar
+    """Completion tokens of a row, p10 to p90, on the common scale of all values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryTable:
+    """Rows by a kept column."""
+
+    column: str
+    views: tuple[CategoryView, ...]
+    scale_tokens: float
+    """Tokens at the right end of the bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +133,16 @@ class Report:
     engine_charts: EngineCharts
     by_readings: bool
     """True if rates come from the engines' counters, false if from published parts."""
+    pauses: tuple[Pause, ...]
+    pause_shades: tuple[Shade, ...]
     lanes: tuple[Lane, ...]
     events: tuple[RunEvent, ...]
     histograms: tuple[tuple[str, str, Histogram], ...]
     """Name, path in the figures, and bars of each histogram."""
-    category_column: str | None
-    categories: tuple[tuple[str, CategoryCount], ...]
+    categories: CategoryTable | None
+    groups: tuple[ExampleGroup, ...]
+    time_bars: MeasureBars
+    usd_bars: MeasureBars | None
     num_sessions: int
 
 
@@ -120,23 +154,29 @@ def run_report(
     A caller that keeps `rows` reads each part once. The driver passes the state that it knows.
     """
     run = _read_run(folder, now_s, rows or RowFigures(), state)
-    rows, config = run.rows, run.config
+    config, pauses = run.config, _pause_stretches(run)
+    estimate = run_estimate(folder, run)
+    figures = _figures(run, estimate)
     return Report(
         model=config.model if config else "a model that the folder does not name",
         engine=config.engine.kind if config else "",
         began_at_s=run.began_at_s,
         now_s=now_s,
         span_s=run.span_s,
-        figures=_figures(folder, run),
-        rows_chart=_rows_chart(run),
-        eta_chart=_eta_chart(run),
-        engine_charts=engine_charts(run),
+        figures=figures,
+        rows_chart=_rows_chart(run, pauses),
+        eta_chart=_eta_chart(run, pauses),
+        engine_charts=engine_charts(run, pauses),
         by_readings=bool(run.readings),
-        lanes=_lanes(run),
-        events=tuple(run.events[-_EVENTS_SHOWN:]),
+        pauses=tuple(run.work.pauses),
+        pause_shades=shades(pauses, run.span_s),
+        lanes=lanes(run),
+        events=tuple(run.events[-EVENTS_SHOWN:]),
         histograms=_histograms(run),
-        category_column=rows.category_column if len(rows.categories) > 1 else None,
-        categories=tuple(sorted(rows.categories.items())),
+        categories=_categories(run),
+        groups=example_groups(folder, run.rows, run.status.failed),
+        time_bars=measure_bars(figures.comparison.seconds),
+        usd_bars=measure_bars(figures.comparison.usd) if figures.comparison.usd else None,
         num_sessions=len(run.history.sessions),
     )
 
@@ -157,11 +197,11 @@ def _read_run(folder: Folder, now_s: float, rows: RowFigures, state: RunState | 
     until_s = _until_s(status, history, now_s)
     log = _live_log(folder)
     events = read_events(folder)
-    return RunRecords(
+    run = RunRecords(
         config=read_run_file_copy(folder),
         status=status,
         history=history,
-        parts=series.published(history, began_at_s),
+        parts=published(history, began_at_s),
         log=log,
         readings=[_moved(reading, log.began_at_s - began_at_s) for reading in log.all_readings()],
         events=[event for event in events if 0 <= event.at_s <= until_s + _EVENT_GRACE_S],
@@ -170,6 +210,7 @@ def _read_run(folder: Folder, now_s: float, rows: RowFigures, state: RunState | 
         now_s=now_s,
         span_s=max(until_s - began_at_s, 1.0),
     )
+    return replace(run, work=work_time(run))
 
 
 def _until_s(status: RunStatus, history: RunHistory, now_s: float) -> float:
@@ -196,12 +237,21 @@ def _moved(reading: LiveReading, offset_s: float) -> LiveReading:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def _figures(folder: Folder, run: RunRecords) -> Figures:
+def _figures(run: RunRecords, estimate: RunUpdate | None) -> Figures:
     rows, parts = run.rows, run.history.parts.values()
     left_s = _time_left(run.status)
+    cost = spending(
+        run.config,
+        slots=sorted({part.worker for part in run.parts}),
+        cards=run.log.cards,
+        ran_s=run.session_s,
+        left_s=left_s,
+        today=datetime.fromtimestamp(run.now_s, UTC).date(),
+    )
     return Figures(
         status=run.status,
         elapsed_s=run.span_s,
+        worked_s=run.work.worked_s(0.0, run.span_s),
         time_left_s=left_s,
         num_turns=rows.num_turns,
         num_cut=rows.num_cut,
@@ -212,15 +262,9 @@ def _figures(folder: Folder, run: RunRecords) -> Figures:
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         flags=_flags(run),
         engines=engine_rows(run),
-        plan=plan_rows(folder, run),
-        spending=spending(
-            run.config,
-            slots=sorted({part.worker for part in run.parts}),
-            cards=run.log.cards,
-            ran_s=_session_seconds(run),
-            left_s=left_s,
-            today=datetime.fromtimestamp(run.now_s, UTC).date(),
-        ),
+        plan=plan_rows(run, estimate),
+        spending=cost,
+        comparison=comparison(run, estimate, cost, left_s),
         slowest=tuple(rows.slowest),
     )
 
@@ -231,13 +275,13 @@ def _time_left(status: RunStatus) -> Band | None:
     return status.days_left.times(SECONDS_PER_DAY) if status.days_left else None
 
 
-def _lengths(counts: Counter[int]) -> Lengths:
+def _lengths(counts: LengthCounts) -> Lengths:
     return Lengths(
-        turns=sum(counts.values()),
-        mean_tokens=mean(counts),
-        p50_tokens=quantile(counts, 0.5),
-        p95_tokens=quantile(counts, 0.95),
-        most_tokens=max(counts, default=0),
+        turns=counts.turns,
+        mean_tokens=counts.mean_tokens,
+        p50_tokens=counts.quantile(0.5),
+        p95_tokens=counts.quantile(0.95),
+        most_tokens=counts.most_tokens,
     )
 
 
@@ -262,78 +306,62 @@ def _flags(run: RunRecords) -> tuple[FlagShare, ...]:
     return tuple(shares)
 
 
-def _session_seconds(run: RunRecords) -> float:
-    """Add the sessions' times, each up to its last part, the last one up to the end of the span."""
-    starts = [session.started_at_s - run.began_at_s for session in run.history.sessions]
-    total_s = 0.0
-    for start_s, next_s in pairwise([*starts, run.span_s]):
-        inside = [part.at_s for part in run.parts if start_s <= part.at_s < next_s]
-        is_last = next_s == run.span_s
-        total_s += (next_s if is_last else max(inside, default=start_s)) - start_s
-    return total_s
-
-
 # --- charts -------------------------------------------------------------------------------------
 
 
-def _rows_chart(run: RunRecords) -> LineChart:
+def _pause_stretches(run: RunRecords) -> list[Stretch]:
+    return [
+        (pause.start_s, pause.end_s, f"{pause.reason}, {duration(pause.length_s)}")
+        for pause in run.work.pauses
+    ]
+
+
+def _rows_chart(run: RunRecords, pauses: Sequence[Stretch]) -> LineChart:
     rows = Series(name="rows", tone="t0", points=series.rows_over_time(run.parts, run.span_s))
     highest = run.status.rows_total if run.status.state == "done" else 0
-    return time_chart([rows], run.span_s, highest=float(highest))
+    return time_chart([rows], run.span_s, highest=float(highest), shaded=pauses)
 
 
-def _eta_chart(run: RunRecords) -> LineChart | None:
+def _eta_chart(run: RunRecords, pauses: Sequence[Stretch]) -> LineChart | None:
     """Draw the estimated total duration in the unit of its own size."""
     offset_s = run.log.began_at_s - run.began_at_s
     etas = series.eta_points(run.log.times_left, offset_s, run.span_s)
     if not etas:
         return None
-    unit_s, unit = charts.time_unit(etas[-1].total_s.p50)
+    unit_s, unit = time_unit(etas[-1].total_s.p50)
     middle = [(eta.at_s, eta.total_s.p50 / unit_s) for eta in etas]
     band = [(eta.at_s, eta.total_s.p10 / unit_s, eta.total_s.p90 / unit_s) for eta in etas]
-    return time_chart([Series(name=unit, tone="t0", points=middle)], run.span_s, band=band)
+    line = Series(name=unit, tone="t0", points=middle)
+    return time_chart([line], run.span_s, band=band, shaded=pauses)
 
 
 def _histograms(run: RunRecords) -> tuple[tuple[str, str, Histogram], ...]:
     """Draw reasoning and answers apart if any turn has reasoning, else whole completions."""
     rows, limit = run.rows, run.config.sampling.max_tokens if run.config else None
-    if any(tokens for tokens, turns in rows.reasoning.items() if turns):
+    if rows.reasoning.most_tokens:
         drawn = [("Reasoning", "reasoning", rows.reasoning), ("Answer", "answer", rows.answer)]
     else:
         drawn = [("Completion", "completion", rows.completion)]
     return tuple(
-        (name, path, charts.histogram(counts, limit)) for name, path, counts in drawn if counts
+        (name, path, histogram(lengths.counts, limit))
+        for name, path, lengths in drawn
+        if lengths.turns
     )
 
 
-def _lanes(run: RunRecords) -> tuple[Lane, ...]:
-    sessions = [(session.started_at_s, _session_text(session)) for session in run.history.sessions]
-    canaries = [(event.at_s, f"canary {event.verdict}") for event in run.history.canaries]
-    starts = [(e.at_s, f"{e.worker}: ready") for e in run.events if e.kind == "engine_ready"]
-    lost = [(e.at_s, _event_text(e)) for e in run.events if e.kind in _LOST]
-    steps = [(e.at_s, _event_text(e)) for e in run.events if e.kind == "step_down"]
-    noted = [(e.at_s, _event_text(e)) for e in run.events if e.kind in _NOTED]
-    lanes = (
-        ("sessions, canary, nodes", "t0", [*sessions, *canaries, *noted]),
-        ("engines ready", "t1", starts),
-        ("lost or drained", "bad", lost),
-        ("stepped down", "t2", steps),
+def _categories(run: RunRecords) -> CategoryTable | None:
+    if (shown := run.rows.categories.shown()) is None:
+        return None
+    column, counts = shown
+    bands = {name: _band_of(count.lengths) for name, count in counts.items()}
+    scale = max(axis_ticks(bar_scale(list(bands.values()))), key=lambda tick: tick.value).value
+    views = tuple(
+        CategoryView(name=name, count=count, bar=band_bar(bands[name], scale))
+        for name, count in sorted(counts.items())
     )
-    return tuple(
-        Lane(
-            name=name,
-            tone=tone,
-            marks=tuple(
-                (charts.percent(at_s - run.began_at_s, run.span_s), text) for at_s, text in marks
-            ),
-        )
-        for name, tone, marks in lanes
-    )
+    return CategoryTable(column=column, views=views, scale_tokens=scale)
 
 
-def _session_text(session: Session) -> str:
-    return f"session began with {session.rows_done:,} of {session.rows_total:,} rows done"
-
-
-def _event_text(event: RunEvent) -> str:
-    return f"{event.kind.replace('_', ' ')}: {event.text}"
+def _band_of(lengths: LengthCounts) -> Band:
+    p10, p50, p90 = (float(lengths.quantile(share)) for share in (0.1, 0.5, 0.9))
+    return Band(p10=p10, p50=p50, p90=p90)

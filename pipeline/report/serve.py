@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pipeline.errors import ConfigError
 from pipeline.report.page import REFRESH_S, report_page
 from pipeline.report.report import Report, run_report
-from pipeline.report.rows import RowFigures
+from pipeline.report.rows.figures import RowFigures
 from pipeline.store.folder import Folder
 
 LOOPBACK = "127.0.0.1"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
@@ -40,10 +41,10 @@ def started() -> Iterator[Browser]:
     program = chromium()
     assert program is not None, NO_BROWSER
     environment: dict[str, str | float | bool] = {**os.environ}
-    if program.parent == _INSTALLED:
-        environment["LD_LIBRARY_PATH"] = str(_INSTALLED / "lib")
-        environment["FONTCONFIG_FILE"] = str(_INSTALLED / "fonts.conf")
-    with sync_playwright() as playwright:
+    with TemporaryDirectory() as own, sync_playwright() as playwright:
+        if program.parent == _INSTALLED:
+            environment["LD_LIBRARY_PATH"] = str(_INSTALLED / "lib")
+            environment["FONTCONFIG_FILE"] = str(_font_settings(Path(own)))
         browser = playwright.chromium.launch(
             executable_path=program,
             env=environment,
@@ -52,6 +53,18 @@ def started() -> Iterator[Browser]:
         )
         with browser:
             yield browser
+
+
+def _font_settings(own: Path) -> Path:
+    """Name the installed font alone, so that the pages are equally wide everywhere.
+
+    The paths are those of this moment: a virtual environment can be moved.
+    """
+    settings = own / "fonts.conf"
+    settings.write_text(
+        f"<fontconfig><dir>{_INSTALLED / 'fonts'}</dir><cachedir>{own}</cachedir></fontconfig>"
+    )
+    return settings
 
 
 @dataclass(slots=True, kw_only=True)

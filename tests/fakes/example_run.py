@@ -5,6 +5,7 @@ goes on. Deterministic.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -35,8 +36,12 @@ _SAMPLING = SamplingParams(
 def write_example_run(
     folder: LocalFolder, *, num_parts: int = 60, rows_a_part: int = 8, part_s: float = 120.0,
     rows_total: int = 1000, state: str = "running", num_engines: int = 3,
+    error_parts: Collection[int] = (),
 ) -> float:  # fmt: skip
-    """Fill the folder, and return the time of its last part."""
+    """Fill the folder, and return the time of its last part.
+
+    Parts of `error_parts` have an error row.
+    """
     random = Random(5)
     engines = [f"w{number}" for number in range(num_engines)]
     folder.make()
@@ -59,6 +64,8 @@ def write_example_run(
         place = number % num_engines
         worker = engines[place] + ("r1" if place == 1 and number > num_parts / 2 else "")
         rows = [_row(f"p{number}-{n}", worker, now_s, random) for n in range(rows_a_part)]
+        if number in error_parts:
+            rows[0] = _error_row(rows[0])
         part = stage_part(
             folder, f"{number:05d}.parquet", rows,
             run_id="run-1", carried_schema=pa.schema([("category", pa.string())]), worker_id=worker,
@@ -114,15 +121,24 @@ def _row(row_id: str, worker: str, finished_at_s: float, random: Random) -> Comp
     is_cut = reasoning + answer >= LIMIT
     took_s = (reasoning + answer) * 0.045 + random.uniform(0, 20)
     flags: tuple[QualityFlag, ...] = ("looping",) if random.random() < 0.05 else ()
+    number = random.randrange(2, 1000)
+    thought = " ".join(
+        f"Is {n} a factor of {number}?" for n in range(2, min(2 + reasoning // 9, 300))
+    )
+    said = "" if is_cut else f"{number} is {_factors(number)}."
     turn = Turn(
-        reasoning_text="hm", answer_text="seven", finish_reason="length" if is_cut else "stop",
+        reasoning_text=thought, answer_text=said, finish_reason="length" if is_cut else "stop",
         prompt_tokens=90, completion_tokens=reasoning + answer, reasoning_tokens=reasoning,
         prompt_token_ids=None, completion_token_ids=None, generation_boundary=None,
         duration_s=took_s,
     )  # fmt: skip
     return Completion(
         row_id=row_id, sample_index=0,
-        messages=(Message(role="user", content="3 + 4?"),), turns=(turn,), status="ok",
+        messages=(
+            Message(role="user", content=f"Which primes is {number} the product of?"),
+            Message(role="assistant", content=said, reasoning_content=thought),
+        ),
+        turns=(turn,), status="ok",
         finish_reason=turn.finish_reason, error_kind=None, error_text=None, model="m",
         thinking=True, engine="sglang", engine_release="0.5.23", plan=None, attempt=1,
         sampling=_SAMPLING,
@@ -130,6 +146,24 @@ def _row(row_id: str, worker: str, finished_at_s: float, random: Random) -> Comp
         worker_id=worker, content_hash="0" * 16,
         started_at_s=finished_at_s - took_s, finished_at_s=finished_at_s,
         carried={"category": random.choice(["code", "maths", "chat"])},
+    )  # fmt: skip
+
+
+def _factors(number: int) -> str:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return " x ".join(map(str, factors))
+
+
+def _error_row(row: Completion) -> Completion:
+    """Return a row that the engine refused, of the same prompt."""
+    return replace(
+        row, messages=row.messages[:1], turns=(), status="error", finish_reason=None, flags=(),
+        error_kind="refused_by_engine", error_text="HTTP 400: the prompt is too long",
     )  # fmt: skip
 
 

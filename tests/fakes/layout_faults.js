@@ -88,7 +88,10 @@
     return box.width < 2 || box.height < 2 || !isInside(box, page);
   };
   const named = found => found.map(({ element }) => name(element));
+  const isBlank = ({ rects }) => !rects.some(rect => rect.width > 0 && rect.height > 0);
   return {
+    // Without a font texts have no size, and no other fault would be found.
+    without_letters: named(texts.filter(isBlank)),
     too_wide: document.documentElement.scrollWidth > innerWidth ? [`${innerWidth} px`] : [],
     hidden: drawn.filter(isHidden).map(name),
     clipped: named(texts.filter(clips)),

@@ -37,7 +37,7 @@ UPDATE = RunUpdate(
     output_lengths=lengths(2500.0), expected_output_lengths=lengths(2000.0),
     completions_seen=400, running_seen=160, groups=(GROUP,), tokens_per_s=band(5000.0),
     availability=Band(p10=0.9, p50=0.96, p90=0.98), days_left=band(2.0),
-    expected_days_left=band(1.6), usd_left=band(300.0),
+    expected_days_left=band(1.6), expected_whole_days=band(3.2), usd_left=band(300.0),
     price=Price(
         kind="own", usd_per_gpu_hour=2.0, source="your own price", date="2026-11-30", stale=False,
         low_usd_per_gpu_hour=2.0, high_usd_per_gpu_hour=2.0,

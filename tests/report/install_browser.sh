@@ -34,12 +34,5 @@ node -e '
 ' "$work/package/bin" "$work"
 tar --no-same-owner -xf "$work/al2023.tar" -C "$folder" lib
 tar --no-same-owner -xf "$work/fonts.tar" -C "$folder" fonts
-folder=$(cd "$folder" && pwd)
-# The pages are laid out with this font alone, so that they are equally wide everywhere.
-cat >"$folder/fonts.conf" <<XML
-<?xml version="1.0"?>
-<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir>$folder/fonts</dir><cachedir>$folder/fonts-cache</cachedir></fontconfig>
-XML
 mv "$work/chromium" "$folder/chromium"
 touch "$folder/chromium"

@@ -35,7 +35,9 @@ def assert_is_well_laid_out(shown: OpenedPage) -> None:
 
 
 def run_page(folder: Path, num_engines: int, state: RunState = "running") -> str:
-    now_s = write_example_run(LocalFolder(folder), num_parts=40, num_engines=num_engines)
+    now_s = write_example_run(
+        LocalFolder(folder), num_parts=40, num_engines=num_engines, error_parts=range(3)
+    )
     return report_page(run_report(LocalFolder(folder), now_s=now_s, state=state))
 
 
@@ -47,7 +49,8 @@ def test_report_is_well_laid_out(
 ) -> None:
     page = run_page(tmp_path / "out", num_engines, state)
     charts = [e for e in parsed(page).elements if e.attributes.get("role") == "img"]
-    assert len(charts) >= 7
+    # Five or six plots over time, two histograms, three categories, bars of time and dollars.
+    assert len(charts) >= 14
     with opened(browser, page) as shown:
         assert_is_well_laid_out(shown)
 

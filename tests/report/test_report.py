@@ -3,32 +3,36 @@
 import json
 import re
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser
 
 from jobs.report import main
 from jobs.status import as_json as status_json
+from pipeline.dataset.parts import publish, stage_part
 from pipeline.dataset.run_record import list_in_manifest, read_history, read_manifest
 from pipeline.live.estimate import folder_update
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.page import report_page
 from pipeline.report.report import Report, report_json, run_report
-from pipeline.report.rows import RowFigures
+from pipeline.report.rows.figures import RowFigures
 from pipeline.report.spending import Spending
 from pipeline.report.status import run_status
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
 from pipeline.store.run_folder import READINGS_FILE, RUN_FILE_COPY
+from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import EngineRun
+from schemas.prompt import Message
 from tests.fakes.browser import opened
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
 from tests.fakes.known import known
@@ -106,9 +110,11 @@ def test_sums_are_those_of_the_published_rows(folder: LocalFolder, report: Repor
     assert {flag.name: flag.rows for flag in found.flags} == {
         name: flagged.count(name) for name in set(flagged)
     }
-    by_kind = dict(report.categories)
-    for kind, count in by_kind.items():
-        mine = [row for row in rows if row["category"] == kind]
+    assert report.categories is not None
+    assert len(report.categories.views) == 3
+    for view in report.categories.views:
+        count = view.count
+        mine = [row for row in rows if row["category"] == view.name]
         assert count.num_rows == len(mine)
         assert count.num_flagged == sum(bool(row["flags"]) for row in mine)
     for engine in found.engines:
@@ -133,18 +139,19 @@ def test_bars_count_all_turns_and_the_limit_is_in_its_place(report: Report) -> N
     (_, _, reasoning), (_, _, answer) = report.histograms
     for histogram in (reasoning, answer):
         assert sum(bar.count for bar in histogram.bars) == report.figures.num_turns
-        assert histogram.limit is not None
-        end = histogram.x_ticks[-1].value
-        assert histogram.limit.percent == pytest.approx(100 * LIMIT / end, abs=0.01)
-        for bar in histogram.bars:
-            assert bar.left_percent == pytest.approx(100 * bar.low / end, abs=0.01)
+        assert histogram.num_beyond == 0
+    assert (reasoning.limit and reasoning.limit.value) == LIMIT
+    assert reasoning.limit is not None
+    assert reasoning.limit.percent == pytest.approx(100 * LIMIT / (LIMIT + 1), abs=0.01)
+    # The longest answer has far fewer tokens.
+    assert (answer.limit, answer.limit_beyond) == (None, LIMIT)
 
 
 def test_time_line_shows_restart_and_step_where_they_were(report: Report) -> None:
-    lanes = {lane.name: lane.marks for lane in report.lanes}
-    assert [left for left, _ in lanes["lost or drained"]] == [pytest.approx(49.8, abs=0.2)]
-    assert [left for left, _ in lanes["stepped down"]] == [pytest.approx(50.8, abs=0.2)]
-    assert len(lanes["engines ready"]) == 4
+    lanes = {lane.name: [mark.left_percent for mark in lane.marks] for lane in report.lanes}
+    assert lanes["engines lost or drained"] == [pytest.approx(49.8, abs=0.2)]
+    assert lanes["stepped down"] == [pytest.approx(50.8, abs=0.2)]
+    assert [lane.total for lane in report.lanes if lane.name == "engines came up"] == [4]
     second = report.figures.engines[1]
     assert (second.name, second.restarts, second.step_downs) == ("w1", 1, 1)
     assert second.cap_requests == 32
@@ -300,6 +307,48 @@ def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert asked == ["data:,"]
 
 
+def test_texts_of_rows_are_escaped_folded_and_bounded(
+    tmp_path: Path, completion: Callable[..., Completion]
+) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder, num_parts=6)
+    messages = (
+        Message(role="user", content=f"Question {HOSTILE}"),
+        Message(role="assistant", content=HOSTILE * 9000, reasoning_content=f"Thought {HOSTILE}"),
+    )
+    rows = [
+        completion(f"{HOSTILE}{n}", messages=messages, flags=("refusal",), worker_id=HOSTILE)
+        for n in range(100)
+    ]
+    rows += [
+        completion(f"bad{n}", messages=messages[:1], error=True, error_text=HOSTILE * 100)
+        for n in range(60)
+    ]
+    kept = pa.schema([("category", pa.string())])
+    part = stage_part(folder, "z.parquet", rows, run_id="r", carried_schema=kept, worker_id="w0")
+    publish(folder, part, now_s=BEGAN_AT_S + 720)
+    page = report_page(run_report(folder, now_s=BEGAN_AT_S + 730, state="running"))
+    reading = parsed(page)
+    assert not {e.tag for e in reading.elements} & {"script", "img", "iframe"}
+    groups = [e.attributes["data-group"] for e in reading.elements if "data-group" in e.attributes]
+    assert groups == [
+        "error",
+        "failed",
+        "looping",
+        "refusal",
+        "slowest",
+        "random",
+    ]
+    assert "40 of 60, 20 left out" in reading.text
+    assert f"Question {HOSTILE}" in reading.text
+    assert f"Thought {HOSTILE}" in reading.text
+    assert "characters left out" in reading.text
+    assert len(page.encode()) < 700_000
+    folded = [e.attributes for e in reading.elements if e.tag == "details"]
+    assert all("open" not in attributes for attributes in folded)
+    assert sum(attributes.get("class") == "reasoning" for attributes in folded) >= 33
+
+
 def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=12, state="stopped")
@@ -317,16 +366,17 @@ def test_folder_of_a_run_without_readings_events_and_run_file_has_a_report(tmp_p
 
 def test_report_of_many_rows_keeps_no_row_in_memory(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
-    write_example_run(folder, num_parts=4, rows_a_part=500)
+    write_example_run(folder, num_parts=8, rows_a_part=500)
     rows = RowFigures()
-    rows.read(folder, folder.names("data")[:1])
+    # Most classes of lengths occur in the first half.
+    rows.read(folder, folder.names("data")[:4])
     tracemalloc.start()
     rows.read(folder, folder.names("data"))
     history = read_history(folder)
     kept_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert rows.num_rows == 2000
-    assert sum(part.num_rows for part in history.parts.values()) == 2000
+    assert rows.num_rows == 4000
+    assert sum(part.num_rows for part in history.parts.values()) == 4000
     # Ids and hashes alone would be 250 KB; counts of lengths are what is left.
     assert kept_bytes < 200_000
 
@@ -363,7 +413,7 @@ def test_command_writes_the_page_and_refuses_a_folder_without_a_run(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) -> None:
+def test_many_engines_are_drawn_as_their_band(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     now_s = write_example_run(folder, num_parts=6)
     (first, second, *_, last) = list(folder.read_lines(READINGS_FILE))
@@ -375,7 +425,8 @@ def test_many_engines_are_drawn_as_slowest_middle_and_fastest(tmp_path: Path) ->
     report = run_report(folder, now_s=now_s)
     assert report.engine_charts.each is not None
     drawn = {line.name: line.last for line in report.engine_charts.each.lines}
-    assert drawn == {"fastest engine": 149.0, "middle": 124.0, "slowest engine": 100.0}
+    assert drawn == {"median of 50 engines": 124.0}
+    assert len(report.engine_charts.each.bands) == 1
     assert report.engine_charts.total.lines[0].last == sum(range(100, 150))
     assert "and 10 more" in parsed(report_page(report)).text
 
@@ -427,7 +478,7 @@ def test_cap_without_a_report_of_the_engines_is_that_of_the_run_file(tmp_path: P
 def test_page_reloads_itself_only_while_the_run_is_running(folder: LocalFolder) -> None:
     now_s = BEGAN_AT_S + 7230
     running, done = (run_report(folder, now_s=now_s, state=state) for state in ("running", "done"))
-    assert '<meta http-equiv="refresh" content="60">' in report_page(running)
+    assert '<meta http-equiv="refresh" content="180">' in report_page(running)
     assert "refresh" not in report_page(done)
     # The axis of a run that is done ends at all of its rows.
     assert running.rows_chart.axes.y_ticks[-1].value == 500

@@ -3,17 +3,17 @@
 import json
 
 from pipeline.dataset.run_record import RunHistory
-from pipeline.report.series import (
-    Published,
+from pipeline.report.course.records import Published, published
+from pipeline.report.course.series import (
     added,
     eta_points,
     of_readings,
-    published,
     rates,
     rows_over_time,
     step_s,
     stepped,
 )
+from pipeline.report.course.worktime import ALL_WORK, Pause, WorkTime
 from schemas.estimate import Band, LiveReading
 from schemas.manifest import Part, event_line
 from schemas.progress import TimeLeft
@@ -37,16 +37,20 @@ def test_value_holds_until_it_changes() -> None:
 
 def test_rates_add_up_to_all_tokens() -> None:
     parts = [part(5.0), part(15.0, tokens=300), part(25.0)]
-    assert rates(parts, 25.0, 10.0) == [(5.0, 10.0), (15.0, 30.0), (25.0, 20.0)]
+    assert rates(parts, 25.0, 10.0, ALL_WORK) == [(5.0, 10.0), (15.0, 30.0), (25.0, 20.0)]
     assert rows_over_time(parts, 25.0)[-1] == (25.0, 30.0)
     assert step_s(1000.0, 15.0) == 30.0
     assert step_s(36_000.0, 15.0) == 300.0
 
 
 def test_readings_are_means_by_time_and_gaps_stay_gaps() -> None:
-    found = of_readings([reading(0, 10, 5.0), reading(10, 15, 20.0)], 40.0, 20.0, "tokens_per_s")
+    found = of_readings(
+        [reading(0, 10, 5.0), reading(10, 15, 20.0)], 40.0, 20.0, "tokens_per_s", ALL_WORK
+    )
     assert found == [(10.0, 10.0), (30.0, None)]
-    assert of_readings([reading(0, 10, 5.0)], 20.0, 20.0, "accept_length") == [(10.0, None)]
+    assert of_readings([reading(0, 10, 5.0)], 20.0, 20.0, "accept_length", ALL_WORK) == [
+        (10.0, None)
+    ]
     assert added([found, [(10.0, 1.0), (30.0, 2.0)]]) == [(10.0, 11.0), (30.0, 2.0)]
 
 
@@ -62,7 +66,7 @@ def test_estimates_are_drawn_on_the_clock_of_the_run() -> None:
 
 def test_short_last_step_is_no_peak() -> None:
     # The third step is 1 s long and counts as a quarter of 10 s: 100 tokens in 2.5 s.
-    assert rates([part(20.5)], 21.0, 10.0) == [(5.0, 0.0), (15.0, 0.0), (21.0, 40.0)]
+    assert rates([part(20.5)], 21.0, 10.0, ALL_WORK) == [(5.0, 0.0), (15.0, 0.0), (21.0, 40.0)]
 
 
 def test_rows_are_counted_at_the_end_of_each_step() -> None:
@@ -76,7 +80,7 @@ def test_rows_are_counted_at_the_end_of_each_step() -> None:
 def test_reading_over_two_steps_counts_in_both() -> None:
     readings = [reading(0, 10, 20.0), reading(10, 30, 5.0)]
     # (10 s x 20 + 10 s x 5) / 20 s, then 5.
-    points = of_readings(readings, 40.0, 20.0, "tokens_per_s")
+    points = of_readings(readings, 40.0, 20.0, "tokens_per_s", ALL_WORK)
     assert points == [(10.0, 12.5), (30.0, 5.0)]
 
 
@@ -93,3 +97,21 @@ def test_parts_are_in_the_order_of_their_first_publication() -> None:
         Published(at_s=0.0, rows=2, tokens=7, worker="w0"),
         Published(at_s=10.0, rows=2, tokens=7, worker="w1"),
     ]
+
+
+def test_rates_leave_pauses_out() -> None:
+    # Work from 0 to 10, from 15 to 20 and from 30: the pauses are half a step and a whole one.
+    work = WorkTime(
+        pauses=[
+            Pause(start_s=10.0, end_s=15.0, reason="no requests"),
+            Pause(start_s=20.0, end_s=30.0, reason="between sessions"),
+        ]
+    )
+    parts = [part(5.0), part(18.0), part(22.0), part(35.0)]
+    # The part of the second pause counts in the step before it: 200 tokens in 5 s.
+    assert rates(parts, 40.0, 10.0, work) == [
+        (5.0, 10.0), (15.0, 40.0), (25.0, None), (35.0, 10.0)
+    ]  # fmt: skip
+    readings = [reading(0, 12, 5.0), reading(16, 20, 7.0), reading(30, 40, 5.0)]
+    found = of_readings(readings, 40.0, 10.0, "tokens_per_s", work)
+    assert found == [(5.0, 5.0), (15.0, 7.0), (25.0, None), (35.0, 5.0)]

@@ -1,20 +1,17 @@
-"""Records that a report is made from, and series of a run over time. Pure.
+"""Series of a run over time. Pure.
 
 Times are seconds since the run began. A series is a list of pairs of time and value; a value of
-None is unknown.
+None is unknown. Rates leave pauses out.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.dataset.run_record import RunHistory
-from pipeline.live.log import LiveLog
-from pipeline.report.rows import RowFigures
-from pipeline.store.journal import RunEvent
-from schemas.config.run_file import RunFile
+from pipeline.report.course.records import Published
+from pipeline.report.course.worktime import WorkTime
 from schemas.estimate import Band, LiveReading
-from schemas.progress import RunStatus, TimeLeft, slot_of
+from schemas.progress import TimeLeft
 from schemas.units import SECONDS_PER_DAY
 
 _NUM_STEPS = 120
@@ -23,61 +20,11 @@ TimeSeries = list[tuple[float, float | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """Rows and tokens that one part made visible."""
-
-    at_s: float
-    rows: int
-    tokens: int
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecords:
-    """Records of one run, read from its folder."""
-
-    config: RunFile | None
-    status: RunStatus
-    history: RunHistory
-    parts: Sequence[Published]
-    log: LiveLog
-    """Readings and estimates on the log's own clock."""
-    readings: Sequence[LiveReading]
-    """Readings of the log on the clock of the run."""
-    events: Sequence[RunEvent]
-    rows: RowFigures
-    began_at_s: float
-    now_s: float
-    span_s: float
-
-    def readings_by_engine(self) -> dict[str, list[LiveReading]]:
-        """Group the readings by slot, so that a replaced worker's follow those of the first."""
-        by_engine: dict[str, list[LiveReading]] = {}
-        for reading in self.readings:
-            by_engine.setdefault(slot_of(reading.engine), []).append(reading)
-        return by_engine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EtaPoint:
     """Estimated total duration of the run, as estimated at one time."""
 
     at_s: float
     total_s: Band
-
-
-def published(history: RunHistory, began_at_s: float) -> list[Published]:
-    """List the parts in the order in which their rows became visible."""
-    parts = (
-        Published(
-            at_s=max(0.0, history.first_listed_s[part.name] - began_at_s),
-            rows=part.num_rows,
-            tokens=part.completion_tokens,
-            worker=slot_of(part.worker_id),
-        )
-        for part in history.parts.values()
-    )
-    return sorted(parts, key=lambda part: part.at_s)
 
 
 def step_s(span_s: float, flush_interval_s: float) -> float:
@@ -97,25 +44,30 @@ def rows_over_time(parts: Sequence[Published], span_s: float) -> list[tuple[floa
     return points
 
 
-def rates(parts: Sequence[Published], span_s: float, width_s: float) -> TimeSeries:
-    """Compute published tokens per second, each at the middle of its step."""
+def rates(parts: Sequence[Published], span_s: float, width_s: float, work: WorkTime) -> TimeSeries:
+    """Compute published tokens per second of work, each at the middle of its step.
+
+    A part that was published in a pause counts where the pause begins.
+    """
     num_steps = _num_steps(span_s, width_s)
     tokens = [0] * num_steps
     for part in parts:
-        tokens[min(int(part.at_s / width_s), num_steps - 1)] += part.tokens
+        # A pause's start is the end of the step before it.
+        place = math.ceil(work.last_worked(part.at_s) / width_s) - 1
+        tokens[min(max(place, 0), num_steps - 1)] += part.tokens
     points: TimeSeries = []
     for number, count in enumerate(tokens):
-        length_s = min(width_s, span_s - number * width_s)
-        # A short last step would turn one part into a peak.
-        rate = count / max(length_s, width_s / 4)
+        worked_s = work.worked_s(number * width_s, min((number + 1) * width_s, span_s))
+        # A step with little work would turn one part into a peak.
+        rate = count / max(worked_s, width_s / 4) if worked_s or count else None
         points.append((_middle_s(number, span_s, width_s), rate))
     return points
 
 
 def of_readings(
-    readings: Sequence[LiveReading], span_s: float, width_s: float, field: str
+    readings: Sequence[LiveReading], span_s: float, width_s: float, field: str, work: WorkTime
 ) -> TimeSeries:
-    """Average a field of one engine's readings over time in each step."""
+    """Average a field of one engine's readings over the work of each step."""
     num_steps = _num_steps(span_s, width_s)
     sums, seconds = [0.0] * num_steps, [0.0] * num_steps
     for reading in readings:
@@ -126,10 +78,9 @@ def of_readings(
         last = min(num_steps - 1, int(reading.end_s / width_s))
         for number in range(first, last + 1):
             from_s = max(reading.start_s, number * width_s)
-            inside_s = min(reading.end_s, (number + 1) * width_s) - from_s
-            if inside_s > 0:
-                sums[number] += value * inside_s
-                seconds[number] += inside_s
+            inside_s = work.worked_s(from_s, min(reading.end_s, (number + 1) * width_s))
+            sums[number] += value * inside_s
+            seconds[number] += inside_s
     means = (
         total / length_s if length_s else None
         for total, length_s in zip(sums, seconds, strict=True)
