@@ -57,7 +57,11 @@ def _pauses_by_reason(report: Report) -> dict[str, float]:
 
 def _difference(ratio: float) -> str:
     """Format how much more one figure is than another."""
-    return f"{figures.two_figures(ratio)} times" if ratio >= _TIMES_FROM else f"{ratio - 1:+.0%}"
+    return (
+        f"{figures.two_figures(ratio)} times"
+        if ratio >= _TIMES_FROM
+        else f"{100 * (ratio - 1):+.0f} %"
+    )
 
 
 def _group_title(group: ExampleGroup) -> str:

@@ -93,7 +93,7 @@ def _estimate_rows(run: RunRecords, update: RunUpdate) -> Iterator[PlanRow]:
     measured = run.status.days_left or update.days_left
     if update.expected_days_left is not None and measured is not None and measured.p50 > 0:
         yield PlanRow(
-            name="days left from here",
+            name="time left from here",
             planned=update.expected_days_left.p50,
             measured=measured.p50,
             kind="days",

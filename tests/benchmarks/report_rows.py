@@ -13,11 +13,13 @@ import random
 import resource
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.columns import completion_table
+from pipeline.dataset.parts import publish, stage_table
 from pipeline.report.page import report_page
 from pipeline.report.report import run_report
 from pipeline.report.rows.figures import RowFigures
@@ -29,6 +31,7 @@ from tests.fakes.example_run import BEGAN_AT_S, write_example_run
 
 _PART_ROWS = 3_000
 _LATER_PARTS = 10
+_KEPT = pa.schema([("category", pa.string())])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,16 +44,16 @@ def main(argv: list[str] | None = None) -> int:
         folder = LocalFolder(root / "out")
         num_parts = arguments.rows // _PART_ROWS
         write_example_run(folder, num_parts=40, num_engines=64, rows_total=arguments.rows)
-        rows = _rows(random.Random(1))
+        table = completion_table(_rows(random.Random(1)), _KEPT)
         for number in range(num_parts):
-            _publish(folder, number, rows)
+            _publish(folder, number, table)
         before_mib = _peak_mib()
         figures = RowFigures()
         print(
             "first ", _measured(folder, figures), f"peak {before_mib:.0f} -> {_peak_mib():.0f} MiB"
         )
         for number in range(num_parts, num_parts + _LATER_PARTS):
-            _publish(folder, number, rows)
+            _publish(folder, number, table)
         print("again ", _measured(folder, figures), f"peak {_peak_mib():.0f} MiB")
     return 0
 
@@ -87,20 +90,21 @@ def _rows(chance: random.Random) -> list[Completion]:
     return rows
 
 
-def _publish(folder: LocalFolder, number: int, rows: list[Completion]) -> None:
+def _publish(folder: LocalFolder, number: int, table: pa.Table) -> None:
     """Publish the rows under ids of their own, ten seconds after the last part."""
-    at_s = BEGAN_AT_S + 100 + 10 * number
-    own = [
-        dataclasses.replace(
-            row, row_id=f"{number}-{row.row_id}", worker_id=f"w{number % 64}",
-            started_at_s=at_s - 60, finished_at_s=at_s,
-        )
-        for row in rows
-    ]  # fmt: skip
-    kept = pa.schema([("category", pa.string())])
-    name = f"large-{number:05d}.parquet"
-    part = stage_part(
-        folder, name, own, run_id="run-1", carried_schema=kept, worker_id=f"w{number % 64}"
+    at_s, worker = BEGAN_AT_S + 100 + 10 * number, f"w{number % 64}"
+    own = {
+        "row_id": [f"{number}-{place}" for place in range(table.num_rows)],
+        "worker_id": [worker] * table.num_rows,
+        "started_at": [datetime.fromtimestamp(at_s - 60, UTC)] * table.num_rows,
+        "finished_at": [datetime.fromtimestamp(at_s, UTC)] * table.num_rows,
+    }
+    for name, values in own.items():
+        column = table.schema.get_field_index(name)
+        field = table.schema.field(column)
+        table = table.set_column(column, field, pa.array(values, field.type))
+    part = stage_table(
+        folder, f"large-{number:05d}.parquet", table, run_id="run-1", worker_id=worker
     )
     publish(folder, part, now_s=at_s)
 

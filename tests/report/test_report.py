@@ -213,7 +213,7 @@ def test_page_has_the_time_left_of_the_status(tmp_path: Path) -> None:
     figures = run_report(folder, now_s=now_s, state="running").figures
     assert figures.time_left_s == Band(p10=43_200, p50=86_400, p90=172_800)
     assert figures.status.eta_s == 86_400
-    days = [row.measured for row in figures.plan if row.name == "days left from here"]
+    days = [row.measured for row in figures.plan if row.name == "time left from here"]
     assert days == [1.0]
 
 
@@ -294,13 +294,10 @@ def test_texts_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     now_s = write_example_run(folder, num_parts=6)
     event = {"kind": HOSTILE, "at_s": now_s, "worker": HOSTILE, "text": HOSTILE}
     folder.append_line("events.jsonl", json.dumps(event).encode() + b"\n")
-    report = run_report(folder, now_s=now_s)
-    slow = replace(report.figures.slowest[0], row_id=HOSTILE, worker_id=HOSTILE)
-    hostile = replace(report, figures=replace(report.figures, slowest=(slow,)))
-    reading = parsed(report_page(hostile))
+    reading = parsed(report_page(run_report(folder, now_s=now_s)))
     tags = {element.tag for element in reading.elements}
     assert not tags & {"script", "img", "iframe", "object", "embed", "base"}
-    assert reading.text.count("onerror=alert(1)") >= 3
+    assert reading.text.count("onerror=alert(1)") == 2
     asked = [
         e.attributes[a] for e in reading.elements for a in ("src", "href") if a in e.attributes
     ]
@@ -455,7 +452,7 @@ def test_plan_table_compares_the_planned_rates_with_the_readings(
     # 45 + 30 + 45 requests at 25.5 tokens/s each, and one engine down for a time.
     assert rate.measured == pytest.approx(known(group.tokens_per_s).p50)
     assert 3000 < known(group.tokens_per_s).p50 < 3900
-    assert {"days left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
+    assert {"time left from here", f"running requests in an engine, {group.name}"} <= planned.keys()
     spoilt = LocalFolder(tmp_path / "out")
     now_s = write_example_run(spoilt, num_parts=6)
     spoilt.write_whole(READINGS_FILE, b'{"record": "run", "began_at_s": 1.0, "run_file": {}}\n')

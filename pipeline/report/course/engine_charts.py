@@ -142,7 +142,7 @@ def _distance(ratio: float) -> float:
 
 
 def _outlier_name(name: str, ratio: float) -> str:
-    return f"{name}, {abs(ratio - 1):.0%} {'below' if ratio < 1 else 'above'} the median"
+    return f"{name}, {100 * abs(ratio - 1):.0f} % {'below' if ratio < 1 else 'above'} the median"
 
 
 # --- running requests ---------------------------------------------------------------------------

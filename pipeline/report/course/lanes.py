@@ -117,7 +117,7 @@ def _canary_lane(run: RunRecords) -> Lane:
         if event.verdict == "begun":
             begun_s = at_s
             continue
-        over = ", ".join(f"{flag} {share:.1%}" for flag, share in event.shares.items())
+        over = ", ".join(f"{flag} {100 * share:.1f} %" for flag, share in event.shares.items())
         text = f"canary {event.verdict}{': ' + over if over else ''}"
         marks.append(_stretch(at_s if begun_s is None else begun_s, at_s, text, run))
         begun_s = None

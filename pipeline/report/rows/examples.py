@@ -158,7 +158,7 @@ def _example(row: dict[str, object]) -> Example:
     started, finished = row["started_at"], row["finished_at"]
     kind, text = row["error_kind"], row["error_text"]
     messages: list[dict[str, str | None]] = row["messages"]  # type: ignore[assignment]
-    said = [(str(m["role"]), str(m["content"]), m["reasoning_content"]) for m in messages]
+    said = [(str(m["role"]), str(m["content"] or ""), m["reasoning_content"]) for m in messages]
     return Example(
         row_id=_name(str(row["row_id"])),
         sample_index=row["sample_index"],  # type: ignore[arg-type]

@@ -36,9 +36,9 @@ def test_many_engines_are_a_band_with_those_that_differ() -> None:
     assert len(charts.each.bands) == 1
     assert [line.name for line in charts.each.lines] == [
         "median of 64 engines",
-        "w7, 61% below the median",
-        "w41, 32% above the median",
-        "w20, 22% below the median",
+        "w7, 61 % below the median",
+        "w41, 32 % above the median",
+        "w20, 22 % below the median",
     ]
     assert charts.each.lines[0].last == 102.0
     assert charts.accept is not None

@@ -28,7 +28,7 @@ def test_canary_lasts_from_its_beginning_to_its_verdict() -> None:
     ]
     marks = lanes_of(run)["canary"].marks
     assert [(m.left_percent, m.width_percent, m.text) for m in marks] == [
-        (10.0, 20.0, "canary failed: looping 31.0%"),
+        (10.0, 20.0, "canary failed: looping 31.0 %"),
         (50.0, 50.0, "canary without a verdict yet"),
     ]
 
