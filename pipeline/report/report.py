@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-from pipeline.dataset.run_record import RunHistory, read_history, read_run_file_copy
+from pipeline.dataset.run_record import RunHistory, read_run_file_copy
 from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, read_live_log
 from pipeline.planner.estimate.figures import duration
@@ -39,7 +39,7 @@ from pipeline.report.rows.figures import RowFigures, SlowRow
 from pipeline.report.rows.groups import ExampleGroup, example_groups
 from pipeline.report.rows.lengths import LengthCounts
 from pipeline.report.spending import NoSpending, Spending, spending
-from pipeline.report.status import run_status
+from pipeline.report.status import begun_history, status_of
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, read_events
 from schemas.estimate import Band, LiveReading, RunUpdate
@@ -190,8 +190,8 @@ def report_json(report: Report) -> dict[str, object]:
 
 
 def _read_run(folder: Folder, now_s: float, rows: RowFigures, state: RunState | None) -> RunRecords:
-    status = run_status(folder, now_s=now_s, state=state)
-    history = read_history(folder)
+    history = begun_history(folder)
+    status = status_of(folder, history, now_s=now_s, state=state)
     rows.read(folder, history.parts)
     began_at_s = history.sessions[0].started_at_s
     until_s = _until_s(status, history, now_s)

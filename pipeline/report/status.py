@@ -1,6 +1,11 @@
 """Status of a run, from the files of its output folder alone."""
 
-from pipeline.dataset.run_record import check_has_begun, check_has_run, read_history
+from pipeline.dataset.run_record import (
+    RunHistory,
+    check_has_begun,
+    check_has_run,
+    read_history,
+)
 from pipeline.store import lock
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import LIVE_FILE
@@ -16,9 +21,21 @@ def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -
 
     The driver passes the state that it knows.
     """
+    return status_of(folder, begun_history(folder), now_s=now_s, state=state)
+
+
+def begun_history(folder: Folder) -> RunHistory:
+    """Read the history of a run. Raises ConfigError for a folder without one that has begun."""
     check_has_run(folder)
-    manifest = read_history(folder)
-    check_has_begun(folder, manifest)
+    history = read_history(folder)
+    check_has_begun(folder, history)
+    return history
+
+
+def status_of(
+    folder: Folder, manifest: RunManifest, *, now_s: float, state: RunState | None = None
+) -> RunStatus:
+    """Return the status of a run whose manifest has been read."""
     session, parts = manifest.sessions[-1], list(manifest.parts.values())
     rows_done = session.rows_done + manifest.rows_gained
     live = _live(folder, session)

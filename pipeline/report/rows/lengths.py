@@ -51,5 +51,7 @@ def quantile(counts: Mapping[int, int], share: float) -> int:
 
 
 def _to_three_digits(tokens: int) -> int:
+    if tokens < 1_000:
+        return tokens
     surplus = len(str(tokens)) - 3
-    return round(tokens, -surplus) if surplus > 0 else tokens
+    return round(tokens, -surplus)
