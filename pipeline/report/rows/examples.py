@@ -7,6 +7,7 @@ is kept as long as its row is chosen, so that a report that is made again reads 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 import pyarrow as pa
 
@@ -157,8 +158,8 @@ def _example(row: dict[str, object]) -> Example:
     turns: list[dict[str, int | None]] = row["turns"]  # type: ignore[assignment]
     started, finished = row["started_at"], row["finished_at"]
     kind, text = row["error_kind"], row["error_text"]
-    messages: list[dict[str, str | None]] = row["messages"]  # type: ignore[assignment]
-    said = [(str(m["role"]), str(m["content"] or ""), m["reasoning_content"]) for m in messages]
+    messages: list[dict[str, Any]] = row["messages"]  # type: ignore[assignment]
+    said = [_said_in_part(message) for message in messages]
     return Example(
         row_id=_name(str(row["row_id"])),
         sample_index=row["sample_index"],  # type: ignore[arg-type]
@@ -190,7 +191,21 @@ _Message = tuple[str, str, str | None]
 
 
 def _said_by(message: Message) -> _Message:
-    return message.role, message.content, message.reasoning_content
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    return message.role, _with_calls(message.content, calls), message.reasoning_content
+
+
+def _said_in_part(message: dict[str, Any]) -> _Message:
+    # Messages of earlier releases have no calls.
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    return message["role"], _with_calls(message["content"], calls), message["reasoning_content"]
+
+
+def _with_calls(content: str, calls: Sequence[tuple[str, str]]) -> str:
+    """Return a message's text, and a line for each tool that it calls."""
+    lines = [f"calls {name}({arguments})" for name, arguments in calls]
+    return "\n".join([*filter(None, [content]), *lines])
 
 
 def _conversation(messages: Sequence[_Message]) -> dict[str, object]:

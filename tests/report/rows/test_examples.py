@@ -18,7 +18,7 @@ from pipeline.report.rows.picks import Pick
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.config.requests import PromptsConfig
-from schemas.prompt import Message
+from schemas.prompt import FunctionCall, Message, ToolCall
 
 
 def published(root: Path, name: str, rows: list[Completion]) -> LocalFolder:
@@ -69,6 +69,22 @@ def test_error_row_has_its_error_and_its_prompt(
     assert example.error == "empty_text: the text is empty"
     assert [one.text.head for one in example.said] == ["3 + 4?"]
     assert (example.completion_tokens, example.finish_reason) == (None, None)
+
+
+def test_called_tools_are_part_of_the_text(
+    tmp_path: Path, completion: Callable[..., Completion]
+) -> None:
+    call = ToolCall(id="1", function=FunctionCall(name="add", arguments='{"a": 3, "b": 4}'))
+    messages = (
+        Message(role="user", content="3 + 4?"),
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content="7", tool_call_id="1"),
+    )
+    rows = [completion("a", messages=messages)]
+    example = read(published(tmp_path, "p.parquet", rows), "p.parquet", 0)
+    assert [(one.role, one.text.head) for one in example.said] == [
+        ("user", "3 + 4?"), ("assistant", 'calls add({"a": 3, "b": 4})'), ("tool", "7")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
