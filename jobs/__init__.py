@@ -1,4 +1,4 @@
-"""The commands. Each module is run as `python -m jobs.<name>` from the root of the checkout.
+"""The commands: `regenerate <name>`, or `python -m jobs.<name>` from the root of a checkout.
 
 `pipeline` and `schemas` are common words: an installed package of the same name must not be
 taken for ours, so the import is checked here, once for every job.
@@ -15,7 +15,7 @@ for _package in (pipeline, schemas):
     _found = Path(str(_package.__file__)).resolve().parent.parent
     if _found != _ROOT:
         raise ImportError(
-            f"package {_package.__name__!r} comes from {_found}, not from this checkout {_ROOT}; "
-            f"run `python -m jobs.<name>` from {_ROOT}, with the virtual environment that "
-            f"`make install` writes there"
+            f"package {_package.__name__!r} comes from {_found}, not from {_ROOT}; call "
+            f"`regenerate <name>` instead of `python -m jobs.<name>`, or leave the folder that "
+            f"has a package of that name"
         )

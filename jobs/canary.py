@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.console.commands import program
 from pipeline.dataset.parts import rows_of
 from pipeline.dataset.run_record import (
     check_has_begun,
@@ -31,14 +32,19 @@ _STATUS_OVER_LIMITS = 3
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0, 2 without a canary, 3 when its rows exceed the limits."""
+    arguments = argument_parser().parse_args(argv)
+    return about_a_run(arguments.folder, lambda folder: _show(folder, in_json=arguments.json))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.canary",
+        prog=program("jobs.canary"),
         description="Show what a run's canary found.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args(argv)
-    return about_a_run(arguments.folder, lambda folder: _show(folder, in_json=arguments.json))
+    return parser
 
 
 def _show(folder: Folder, *, in_json: bool) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jobs.hardware_options import MAX_CARDS, groups_of, own_price, own_prices
 from jobs.terminal import read_text, tell, unreadable, write_text
+from pipeline.console.commands import program
 from pipeline.errors import ConfigError, PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -53,7 +54,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate; return 2 for an error that the user can fix."""
-    options = _parser().parse_args(argv)
+    options = argument_parser().parse_args(argv)
     try:
         tell(_answered(options))
     except PipelineError as error:
@@ -72,12 +73,13 @@ def _answered(options: argparse.Namespace) -> str:
     return _estimated(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.estimate",
+        prog=program("jobs.estimate"),
         usage="%(prog)s RUN.yaml [options]\n       %(prog)s --point --model M --gpu G [options]",
         description="Tokens/s, days and dollars of a run on each hardware option.",
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.replace("python -m jobs.estimate", program("jobs.estimate")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

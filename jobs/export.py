@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from jobs.terminal import add_log_format, tell
+from pipeline.console.commands import program
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
 from schemas.config.quality import QualityConfig
@@ -53,7 +54,7 @@ _PARQUET_MIB = 256
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0, or 2 when the user can fix it."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = argument_parser().parse_args(argv)
     except argparse.ArgumentError as error:
         print(str(error).removeprefix("argument "), file=sys.stderr)
         return 2
@@ -71,9 +72,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.export",
+        prog=program("jobs.export"),
         description="Export a run's rows as a data set for training.",
         exit_on_error=False,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.terminal import read_text, tell, write_text
+from pipeline.console.commands import program
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -37,7 +38,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Explain a launch, or search for one; return 2 for an error that the user can fix."""
     own, line = _split(list(sys.argv[1:] if argv is None else argv))
-    parser = _parser()
+    parser = argument_parser()
     options = parser.parse_args(own)
     try:
         if line is None and options.run_file is None:
@@ -66,12 +67,13 @@ def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
     return words[:cut], words[cut + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.plan",
+        prog=program("jobs.plan"),
         usage="%(prog)s [RUN.yaml] [options] [-- LAUNCH LINE]",
         description="Forecast an SGLang launch, or search for the best one.",
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.replace("python -m jobs.plan", program("jobs.plan")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -18,6 +18,7 @@ from jobs.next_commands import canary_commands, next_commands, resume_command
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
 from jobs.terminal import add_log_format
+from pipeline.console.commands import program
 from pipeline.console.console import open_console
 from pipeline.errors import (
     ConfigError,
@@ -48,7 +49,7 @@ _EXAMPLE_CHARACTERS = 240
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Exit status: 0 done, 2 the user can fix it, 3 error rows or a bad canary."""
-    arguments = _parser().parse_args(argv)
+    arguments = argument_parser().parse_args(argv)
     with open_console("driver", arguments.log_format) as console:
         try:
             config = _resolved(read_run_file(arguments.run_file, arguments.set))
@@ -64,9 +65,10 @@ def main(argv: list[str] | None = None) -> int:
             return USER_CAN_FIX
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.regenerate",
+        prog=program("jobs.regenerate"),
         description="Regenerate the completions of a data set. The same command resumes.",
     )
     parser.add_argument("run_file", type=Path, help="the run file, YAML")

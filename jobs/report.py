@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.console.commands import program
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError
 from pipeline.report.page import report_page
@@ -24,8 +25,20 @@ _MAX_PORT = 65_535
 
 def main(argv: list[str] | None = None) -> int:
     """Exit with 0, 2 if a file cannot be read or written, 130 if --serve is interrupted."""
+    parser = argument_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.serve and (arguments.html or arguments.json):
+        parser.error("--serve cannot be combined with --html or --json")
+    if arguments.port is not None and not arguments.serve:
+        parser.error("--port is used with --serve alone")
+    show = _serve if arguments.serve else _show
+    return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.report",
+        prog=program("jobs.report"),
         description="Write or serve the report of a run, from its output folder alone.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
@@ -39,13 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=_port, metavar="N", help="with --serve: its port; default: a free one"
     )
-    arguments = parser.parse_args(argv)
-    if arguments.serve and (arguments.html or arguments.json):
-        parser.error("--serve cannot be combined with --html or --json")
-    if arguments.port is not None and not arguments.serve:
-        parser.error("--port is used with --serve alone")
-    show = _serve if arguments.serve else _show
-    return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
+    return parser
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
+from pipeline.console.commands import program
 from pipeline.live.output import time_left
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.status import run_status
@@ -27,8 +28,15 @@ _INTERVAL_TO_READING = 10
 
 def main(argv: list[str] | None = None) -> int:
     """Exit with 0, 2 if the folder has no readable run, 130 if a watch is interrupted."""
+    arguments = argument_parser().parse_args(argv)
+    show = _watch if arguments.watch else _show_once
+    return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the command's own parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.status",
+        prog=program("jobs.status"),
         description="Print the status of a run, from its output folder alone.",
     )
     parser.add_argument("folder", help=RUN_FOLDER)
@@ -41,9 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="S",
         help="with --watch: seconds between updates; default: 5",
     )
-    arguments = parser.parse_args(argv)
-    show = _watch if arguments.watch else _show_once
-    return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
+    return parser
 
 
 def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:

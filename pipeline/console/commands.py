@@ -4,9 +4,31 @@ import shlex
 import sys
 from pathlib import Path
 
+CONSOLE_SCRIPT = "regenerate"
+_NAMES = {"jobs.regenerate": "run"}
+
 
 def command(module: str, *words: str) -> str:
-    """Return a command line with the interpreter as this process was called."""
+    """Return a command line as this process was called: `regenerate plan` or `python -m …`."""
+    if called_as_script():
+        return shlex.join([CONSOLE_SCRIPT, subcommand(module), *words])
     called = sys.orig_argv[0]
     python = called if Path(called).name.startswith("python") else sys.executable
     return shlex.join([python, "-m", module, *words])
+
+
+def program(module: str) -> str:
+    """Return the name of a command for its help, as this process was called."""
+    if called_as_script():
+        return f"{CONSOLE_SCRIPT} {subcommand(module)}"
+    return f"python -m {module}"
+
+
+def subcommand(module: str) -> str:
+    """Return the word after `regenerate` that runs a module of `jobs`."""
+    return _NAMES.get(module, module.rpartition(".")[2])
+
+
+def called_as_script() -> bool:
+    """Return whether this process was started by the console script."""
+    return Path(sys.argv[0]).name in (CONSOLE_SCRIPT, f"{CONSOLE_SCRIPT}.exe")

@@ -135,7 +135,7 @@ def commanded(command: str) -> RunFile:
     """Read the run file and the overrides of a `python -m jobs.regenerate ...`."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "jobs.regenerate"]
-    given = regenerate._parser().parse_args(words[3:])
+    given = regenerate.argument_parser().parse_args(words[3:])
     relative = str(given.run_file).removeprefix("/opt/regenerate/")
     return read_run_file(ROOT / relative, given.set)
 

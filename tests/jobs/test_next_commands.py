@@ -15,7 +15,7 @@ from tests.fakes.example_run import write_example_run
 
 
 def given(*words: str) -> Namespace:
-    return regenerate._parser().parse_args(["my run.yaml", *words])
+    return regenerate.argument_parser().parse_args(["my run.yaml", *words])
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ END = SessionEnd(kind="failed", causes=("no GPU", "no GPU"), wall_s=100.0)
 
 
 def summary(folder: Path, *, as_json: bool = False, accept_errors: bool = False) -> int:
-    arguments = regenerate._parser().parse_args(["run.yaml"])
+    arguments = regenerate.argument_parser().parse_args(["run.yaml"])
     arguments.json, arguments.accept_errors = as_json, accept_errors
     return regenerate._print_summary(LocalFolder(folder), END, arguments)
 
