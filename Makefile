@@ -115,6 +115,14 @@ test-sglang: $(STAMP) $(SGLANG_HYBRID_MODEL)/model.safetensors ## test the real 
 $(SGLANG_HYBRID_MODEL)/model.safetensors: $(wildcard tests/sglang_cpu/*.* tests/sglang_cpu/sgl_kernel/*.py)
 	tests/sglang_cpu/install.sh $(SGLANG_ENV) $(PYTHON)
 
+TRAINERS_ENV ?= $(HOME)/.cache/regenerate/trainers
+
+test-trainers: $(STAMP) $(TRAINERS_ENV)/.installed ## load an export with SpecForge and speculators themselves (1.5 GB, minutes)
+	TRAINERS_ENV=$(TRAINERS_ENV) $(BIN)/python -m pytest tests/export/test_trainers.py --durations=0
+
+$(TRAINERS_ENV)/.installed: $(wildcard tests/trainers/install.sh tests/trainers/*.txt)
+	tests/trainers/install.sh $(TRAINERS_ENV) $(PYTHON)
+
 plan: RUN ?= jobs/runs/qwen3.6-27b.yaml
 plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
 	$(BIN)/python -m jobs.plan $(RUN)
@@ -123,4 +131,3 @@ clean: ## remove the environment, the caches and the demo's output
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: eta-score help install demo test test-slow check bench status format clean planner-score planner-oracle estimate lengths-score plan estimate-peer bench-coordinator bench-client test-cluster quality-score estimate-score estimate-fit test-sglang export report

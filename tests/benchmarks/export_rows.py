@@ -6,7 +6,8 @@ usage: python -m tests.benchmarks.export_rows [--rows N] [--row-bytes N] [--form
 Writes a finished run of N rows of the given size, in parts of 500 and not in the order of the
 input; texts repeat after 10,000 rows. Then exports it once per format, each in its own process.
 Token ids spell the text in a byte-level vocabulary that is written next to the run: `tokens` does
-not use it, `checked-tokens` compares each row's ids with its text.
+not use it, `checked-tokens` compares each row's ids with its text, and `token-lines` are JSON lines
+of rows within a length and without repetitions.
 
 100,000 rows of 10 KB need 4 GB of disk and two minutes, mostly to write the run; 900,000
 (`--rows 900000`) need nine times that. `--folder` keeps the run for the next time.
@@ -42,7 +43,10 @@ from schemas.prompt import Message, SamplingParams, content_hash
 ROOT = Path(__file__).resolve().parents[2]
 _PART_ROWS, _DIFFERENT_PARTS = 500, 20
 _LETTERS = "abcdefghijklmnop"
-_FORMATS = ("messages", "conversations", "rows", "tokens", "checked-tokens")
+_FORMATS = (
+    *("messages", "conversations", "rows", "tokens", "checked-tokens"),
+    *("specforge", "speculators", "token-lines"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,7 +205,11 @@ _SAMPLING = SamplingParams(
 
 def measure(folder: LocalFolder, dest: Path, format_: str, num_rows: int) -> None:
     command = [sys.executable, "-m", "jobs.export", str(folder.root), "--to", str(dest)]
-    command += ["--format", format_.removeprefix("checked-"), "--shuffle", "1"]
+    command += ["--shuffle", "1", "--format"]
+    if format_ == "token-lines":
+        command += ["tokens", "--file-type", "jsonl", "--dedup", "--max-tokens", "1000000", "--cut"]
+    else:
+        command += [format_.removeprefix("checked-")]
     command += ["--split", "train=0.98", "--split", "test=0.02"]
     if format_.startswith("checked-"):
         command += ["--tokenizer", str(folder.root.parent / "model")]

@@ -23,6 +23,7 @@ from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.export import ExportFormat, ExportOptions
 from tests.fakes.published_run import conversation_row, published_run
+from tests.fakes.tool_rows import CALL, TOOLS, with_tools
 
 ROWS = [
     conversation_row("one", ("answer 1", "hm"), system="be brief"),
@@ -135,26 +136,6 @@ def test_reasoning_inside_the_text_does_not_go_with_gpt_oss(
 
 
 # -- tools
-
-CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-
-
-def with_tools(*, calls: object, tools: object) -> pa.Table:
-    """A row that calls a tool, and one without any."""
-    said = {"reasoning_content": None, "tool_calls": None, "tool_call_id": None}
-    asked = {**said, "role": "user", "content": "1 + 2?"}
-    called = {**said, "role": "assistant", "content": "", "tool_calls": calls}
-    result = {**said, "role": "tool", "content": "3", "tool_call_id": "c1"}
-    answer = {**said, "role": "assistant", "content": "three", "reasoning_content": "so"}
-    return pa.table(
-        {
-            "row_id": ["a", "b"],
-            "sample_index": pa.array([0, 0], pa.int32()),
-            "messages": [[asked, called, result, answer], [asked, answer]],
-            "tools": [tools, None],
-        }
-    )
 
 
 def shaped(format_: ExportFormat, batch: pa.Table) -> dict[str, list[Any]]:
@@ -515,3 +496,19 @@ def test_dropped_row_does_not_stand_for_its_repetition(tmp_path: Path) -> None:
         published_run(tmp_path, rows), tmp_path / "d", "--dedup", "--file-type", "jsonl"
     )
     assert [row["row_id"] for row in lines(dest / "data" / "train-00000.jsonl")] == ["b"]
+
+
+def test_exports_of_the_page_are_commands_of_this_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
+    begins = "python -m jobs.export "
+    found = [line for line in page.read_text().splitlines() if line.startswith(begins)]
+    assert len(found) == 3
+    folder = published_run(tmp_path, ROWS)
+    monkeypatch.chdir(tmp_path)
+    for number, line in enumerate(found):
+        arguments = line.removeprefix(begins).split()
+        arguments[0], arguments[2] = str(folder.root), f"d{number}"
+        assert main(arguments) == 0
+        assert (tmp_path / f"d{number}" / "data" / "train-00000.jsonl").exists()
