@@ -161,6 +161,7 @@ def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") 
     from pipeline.engines.served import check_engine
     from pipeline.run.session import SessionOptions, prepare
     from pipeline.run.signals import exit_on_signals
+    from pipeline.run.start_check import check_endpoints, seed_warning
     from pipeline.store import lock
     from pipeline.store.bucket import open_folder
 
@@ -170,6 +171,7 @@ def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") 
     _check_events(config, log)
     _check_folders_apart(config)
     exit_on_signals(log)
+    endpoints = check_endpoints(config)
     folder = open_folder(config.output.folder)
     _make_folder(folder)
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
@@ -189,6 +191,8 @@ def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") 
             now_s=time.time(),
             log=log,
         )
+        for line in filter(None, (*endpoints.silent, seed_warning(config, endpoints))):
+            log(f"event=warning {line}")
         from pipeline.run.driver import drive
 
         end = drive(folder, prepared, is_lost, console.display, log)
@@ -349,21 +353,34 @@ def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsol
     """Read and check everything, count rows and prompt tokens; start and write nothing."""
     from pipeline.engines.served import check_engine
     from pipeline.run.dry_run import dry_run
+    from pipeline.run.start_check import check_endpoints, check_writable, seed_warning
     from pipeline.store.bucket import open_folder
 
     check_engine(config)
     _check_quality(config)
     _check_events(config, console.log)
+    _check_folders_apart(config)
     folder = open_folder(config.output.folder)
+    check_writable(folder)
+    endpoints = check_endpoints(config)
     if folder.is_remote:
         # This only checks that the bucket exists.
         _make_folder(folder)
     counts = dry_run(config, folder)
-    print(json.dumps(asdict(counts), indent=1) if arguments.json else _dry_run_text(config, counts))
+    seed = seed_warning(config, endpoints)
+    if arguments.json:
+        values = {**asdict(counts), "endpoints": asdict(endpoints), "seed_ignored": seed}
+        print(json.dumps(values, indent=1))
+    else:
+        engines = [f"endpoint   {line}; a run waits for it" for line in endpoints.silent]
+        engines += [f"seed       {seed}"] if seed else []
+        print(_dry_run_text(config, counts, engines))
+    if counts.disk is not None and counts.disk.is_short:
+        raise ConfigError(f"output.folder: {folder.where}: {counts.disk.text}; use another disk")
     return DONE
 
 
-def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
+def _dry_run_text(config: RunFile, counts: "DryRun", engines: "Iterable[str]") -> str:
     lines = [
         f"prompts    {config.prompts.path}: column {counts.column!r}, read as {counts.shape}",
         *(f"not read   {line}" for line in counts.left_out),
@@ -373,6 +390,7 @@ def _dry_run_text(config: RunFile, counts: "DryRun") -> str:
         f"tokens     {counts.prompt_tokens:,} in prompts ({counts.token_method})",
     ]
     lines += _tools_lines(config, counts)
+    lines += engines
     if counts.prompts_without_room:
         lines.append(
             f"no room    {counts.prompts_without_room:,} prompts and sampling.max_tokens are more "

@@ -404,6 +404,53 @@ def _short(text: str) -> str:
     return line if len(line) <= _CAUSE_LENGTH else line[: _CAUSE_LENGTH - 3] + "..."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Answers of a server's pages before any request."""
+
+    base_url: str
+    status: int | None = None
+    """HTTP status of `/models`; None without an answer."""
+    models: tuple[str, ...] = ()
+    """Names of its models; empty where it does not list them."""
+    silence: str | None = None
+    """Reason why it does not answer."""
+    server_info: str | None = None
+    """SGLang's page of that name."""
+
+
+async def offer_of(base_url: str, api_key: str) -> Offer:
+    """Request a server's models, and SGLang's own page. Its faults are in the result."""
+    client = ChatClient(
+        base_url=base_url,
+        api_key=api_key,
+        model="",
+        template_kwargs={},
+        opens_in_prompt=False,
+        return_token_ids=False,
+        timeout_s=_PAGE_TIMEOUT_S,
+    )
+    try:
+        models = client._client().models  # noqa: SLF001 - this module's own
+        raw = await models.with_raw_response.list(timeout=_PAGE_TIMEOUT_S)
+        info = await client.page("/server_info") or await client.page("/get_server_info")
+        return Offer(base_url=base_url, status=200, models=_model_names(raw.text), server_info=info)
+    except openai.APIStatusError as error:
+        return Offer(base_url=base_url, status=error.status_code)
+    except openai.OpenAIError as error:
+        cause = error.__cause__ or error
+        return Offer(base_url=base_url, silence=_short(str(cause) or type(cause).__name__))
+    finally:
+        await client.close()
+
+
+def _model_names(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(model["id"] for model in json.loads(text)["data"])
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
+        return ()
+
+
 async def server_release(base_url: str, api_key: str) -> str | None:
     """Return the name and version of SGLang, vLLM or llama.cpp, or None for other servers."""
     root = base_url.removesuffix("/v1")

@@ -369,4 +369,6 @@ def check_engine(config: RunFile) -> None:
         return
     if engine.python is not None and not Path(engine.python).exists():
         raise ConfigError(f"engine.python: no file {engine.python}")
+    if engine.python is not None and not os.access(engine.python, os.X_OK):
+        raise ConfigError(f"engine.python: {engine.python} is not executable")
     check_launch(config)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from pipeline.engines.served import ServedEngine
 from pipeline.errors import PipelineError
 from pipeline.quality.languages import language_detector
 from pipeline.run.placement import Place, this_place
+from pipeline.run.start_check import bypass_proxy
 from pipeline.run_file import with_row_budgets
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.run_folder import LOGS
@@ -77,9 +77,7 @@ class WorkerActor:
     """A worker and its engine in a process of their own."""
 
     def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
-        # Requests to engines on this machine bypass any proxy.
-        for name in ("NO_PROXY", "no_proxy"):
-            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+        bypass_proxy()
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._folder = folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from pipeline.dataset.done_rows import DoneRows
 from pipeline.dataset.frozen import frozen_prompts
+from pipeline.dataset.lengths import expected_lengths
 from pipeline.dataset.prompts import InputColumns, history, input_fingerprint, read_prompts
 from pipeline.dataset.run_record import check_columns, check_identity, read_manifest, read_run
 from pipeline.engines.served import token_counter
@@ -15,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.tokenizer import TokenCounter
 from pipeline.run.ledger import DONE
 from pipeline.run.session import run_identity
+from pipeline.run.start_check import DiskSpace, disk_space
 from pipeline.run_file import given_context_tokens
 from pipeline.store.folder import Folder
 from schemas.config.run_file import RunFile
@@ -51,6 +53,8 @@ class DryRun:
     prompts_with_tools: int
     prompts_with_original_history: int
     """Prompts whose later turns see the source's own answers."""
+    disk: DiskSpace | None
+    """Free disk of the output folder; None for an object store."""
 
 
 def dry_run(config: RunFile, folder: Folder) -> DryRun:
@@ -82,6 +86,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         tools_column=stream.columns.tools_column,
         prompts_with_tools=sums.prompts_with_tools,
         prompts_with_original_history=sums.prompts_with_original_history,
+        disk=disk_space(folder, sums.expected_tokens(config) * samples),
     )
 
 
@@ -107,6 +112,11 @@ class _Sums:
     problems: dict[str, tuple[int, str]] = field(default_factory=dict)
     prompts_with_tools: int = 0
     prompts_with_original_history: int = 0
+
+    def expected_tokens(self, config: RunFile) -> float:
+        """Estimate the tokens of a sample of every prompt, prompt and completions."""
+        mean = expected_lengths(config).summary.mean_tokens
+        return self.prompt_tokens + self.turns * mean
 
     def add(self, prompt: Prompt, *, max_tokens: int) -> None:
         self.num_prompts += 1

@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -164,3 +165,10 @@ def _check_url(url: str) -> None:
         raise ValueError(
             f"base_urls: found {url!r}; expected a URL with http:// or https:// and a host"
         )
+    try:
+        # Reading the port checks it.
+        has_port_zero = urlsplit(url).port == 0
+    except ValueError:
+        has_port_zero = True
+    if has_port_zero:
+        raise ValueError(f"base_urls: found {url!r}; expected a host, and a port from 1 to 65535")

@@ -102,10 +102,6 @@ class PromptsConfig(Section):
 class SamplingConfig(Section):
     """Sampling parameters of every request; null leaves a value to the server."""
 
-    base: Literal["model"] | None = None
-    """`model`: keys that are not given come from the model's generation_config.json, and are left
-    to the server where that has none. `sampling: model` is short for it. Null: the defaults here.
-    """
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = 0.6
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = 20
@@ -127,6 +123,10 @@ class SamplingConfig(Section):
         | None
     ) = None
     """Token id: what is added to its logit."""
+    base: Literal["model"] | None = None
+    """`model`: keys that are not given come from the model's generation_config.json, and are left
+    to the server where that has none. `sampling: model` is short for it. Null: the defaults here.
+    """
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -57,7 +57,9 @@ def test_run_file_without_mistakes_is_counted(
     assert regenerate.main([str(run_file), "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.splitlines() == [
+    *lines, endpoint = out.splitlines()
+    assert endpoint.startswith("endpoint   http://")
+    assert lines == [
         f"prompts    {tmp_path / 'p.jsonl'}: column 'prompt', read as prompt",
         "rows       1 to generate, 0 of them done",
         "turns      1 assistant turns",
@@ -274,7 +276,7 @@ def test_bad_rows_are_counted_by_kind_and_do_not_stop_the_run(
         HI,
         None,
         "hi",
-        [{"role": "tool", "content": "t"}],
+        [{"role": "critic", "content": "t"}],
         [{"role": "assistant", "content": "a"}],
         [{"role": "user", "content": " "}],
         [{"role": "user", "content": [{"type": "image_url"}]}],
@@ -297,7 +299,7 @@ def test_bad_rows_are_counted_by_kind_and_do_not_stop_the_run(
         "empty_text": 1,
         "not_text": 2,
     }
-    assert counts["problems"]["unknown_role"][1].startswith("messages[0]: role 'tool'; known are")
+    assert counts["problems"]["unknown_role"][1].startswith("messages[0]: role 'critic'; known are")
 
 
 def test_dry_run_shows_a_bad_row_of_each_kind(
