@@ -74,6 +74,10 @@ format: $(STAMP) ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+schema: $(STAMP) ## write the JSON Schema of the run file next to the ready run files
+	$(BIN)/python -c 'from pipeline.recipes.schema import schema_text; print(schema_text(), end="")' \
+	  > jobs/runs/regenerate.schema.json
+
 planner-score: $(STAMP) ## score the memory planner on launches of known outcome
 	$(BIN)/python -m tests.scores.score_planner
 

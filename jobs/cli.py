@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.console.commands import CONSOLE_SCRIPT, subcommand
 
 _WHAT_IT_DOES = {
+    "jobs.init": "write a first run file from your prompts",
     "jobs.regenerate": "regenerate the completions of a data set; the same command resumes",
     "jobs.plan": "forecast an SGLang launch, or search for the best one",
     "jobs.estimate": "tokens/s, days and dollars of a run on each hardware option",
@@ -26,6 +27,7 @@ _MODULES = {subcommand(module): module for module in _WHAT_IT_DOES}
 _SHELLS = ("bash", "zsh", "tcsh")
 _EXAMPLES = """\
 examples:
+  regenerate init prompts.jsonl          write run.yaml
   regenerate run run.yaml --dry-run      check a run file and its prompts, start nothing
   regenerate run run.yaml                run, or resume
   regenerate status out/run --watch      follow a run from another terminal

@@ -33,6 +33,7 @@ DATASET = "pipeline.dataset"
 EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
+RECIPES = "pipeline.recipes"
 REPORT = "pipeline.report"
 REPORT_ROWS = "pipeline.report.rows"
 CHARTS = "pipeline.report.charts"
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     CHARTS: {REPORT_ROWS},
     COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
     REPORT: {REPORT_ROWS, CHARTS, COURSE, LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
+    RECIPES: {DATASET, SOURCES, RUN_FILE, *PLANNER},
     CONSOLE: {LIVE, STORE},
     WORKER: {QUALITY, DATASET},
     RUN: {
@@ -75,8 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *PLANNER,
     },
     "jobs": {
-        *(RUN, ENGINES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES, RUN_FILE, STORE),
-        MODELS,
+        *(RUN, ENGINES, RECIPES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES),
+        *(RUN_FILE, STORE, MODELS),
         *PLANNER,
     },
 }  # fmt: skip

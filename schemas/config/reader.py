@@ -22,14 +22,15 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises ConfigError with one line per mistake: the file, the field, the value found, what is
     allowed, and for an unknown key the nearest known one.
     """
-    values = _mapping(path)
+    values = _mapping(_text_of(path), str(path))
     for override in overrides:
         _apply_override(values, override)
-    try:
-        return RunFile.model_validate(values)
-    except ValidationError as error:
-        lines = [f"{path}: {_mistake(details)}" for details in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+    return run_file_of(values, str(path))
+
+
+def parse_run_file(text: str, source: str) -> RunFile:
+    """Parse a run file's text. Raises ConfigError with one line per mistake."""
+    return run_file_of(_mapping(text, source), source)
 
 
 def run_file_of(values: Mapping[str, object], source: str) -> RunFile:
@@ -89,23 +90,26 @@ def _parsed(text: str) -> object:
         raise yaml.YAMLError("nested too deep") from None
 
 
-def _mapping(path: Path) -> dict[str, object]:
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the run file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from None
+
+
+def _mapping(text: str, source: str) -> dict[str, object]:
     try:
         values = _parsed(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}:{where} not valid YAML: {error.problem}") from None
+        raise ConfigError(f"{source}:{where} not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: found {_shown(values)}; expected a mapping of keys to values")
+        raise ConfigError(f"{source}: found {_shown(values)}; expected a mapping of keys to values")
     return values
 
 

@@ -13,7 +13,13 @@ _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        # Docstrings are the descriptions of the keys in the JSON Schema.
+        use_attribute_docstrings=True,
     )
 
 

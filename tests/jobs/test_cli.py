@@ -10,7 +10,7 @@ import pytest
 from jobs import cli
 from pipeline.console import commands
 
-NAMES = ["run", "plan", "estimate", "status", "report", "export", "canary"]
+NAMES = ["init", "run", "plan", "estimate", "status", "report", "export", "canary"]
 
 
 def test_console_script_is_this_module() -> None:
@@ -44,7 +44,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("plna", "did you mean plan?"), ("frobnicate", "commands: run, plan")]
+    ("word", "hint"), [("plna", "did you mean plan?"), ("frobnicate", "commands: init, run, plan")]
 )
 def test_unknown_command_is_one_line(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
