@@ -16,9 +16,11 @@ from pipeline.dataset.run_record import (
     check_has_begun,
     check_has_run,
     read_manifest,
+    read_run,
     read_run_file_copy,
 )
 from pipeline.errors import ConfigError
+from pipeline.models.thinking import facts_by_name
 from pipeline.quality.canary import MEAN_TOKENS, Excess, excesses, tally_of
 from pipeline.quality.diagnosis import Diagnosis, Example, diagnosis
 from pipeline.store.folder import Folder
@@ -74,7 +76,10 @@ def findings(folder: Folder, config: RunFile, over: Sequence[Excess] = ()) -> Di
     parts = read_manifest(folder).canary_parts
     tally = tally_of(parts)
     over = over or excesses(tally, config, num_rows=tally.num_rows)
-    return diagnosis(over, rows_of(folder, [part.name for part in parts], _COLUMNS), config)
+    record = read_run(folder)
+    template = (record.template if record else None) or facts_by_name(config.model)
+    rows = rows_of(folder, [part.name for part in parts], _COLUMNS)
+    return diagnosis(over, rows, config, template)
 
 
 def as_json(result: Diagnosis) -> dict[str, object]:

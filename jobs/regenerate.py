@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs import canary as canary_findings
+from jobs.dry_run_lines import dry_run_lines
 from jobs.next_commands import canary_commands, next_commands, resume_command
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from jobs.next_commands import NextCommand
     from pipeline.console.console import LogConsole
     from pipeline.run.driver import SessionEnd
-    from pipeline.run.dry_run import DryRun
     from pipeline.run.session import Prepared
     from pipeline.store.folder import Folder
     from schemas.manifest import Part
@@ -370,61 +370,16 @@ def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsol
     seed = seed_warning(config, endpoints)
     if arguments.json:
         values = {**asdict(counts), "endpoints": asdict(endpoints), "seed_ignored": seed}
-        print(json.dumps(values, indent=1))
+        print(json.dumps(values, indent=1, ensure_ascii=False))
     else:
         engines = [f"endpoint   {line}; a run waits for it" for line in endpoints.silent]
         engines += [f"seed       {seed}"] if seed else []
-        print(_dry_run_text(config, counts, engines))
+        print("\n".join(dry_run_lines(config, counts, engines)))
     if counts.disk is not None and counts.disk.is_short:
         raise ConfigError(f"output.folder: {folder.where}: {counts.disk.text}; use another disk")
+    if not counts.can_ask:
+        raise ConfigError(f"prompts.path: no row of {config.prompts.path} can be generated")
     return DONE
-
-
-def _dry_run_text(config: RunFile, counts: "DryRun", engines: "Iterable[str]") -> str:
-    lines = [
-        f"prompts    {config.prompts.path}: column {counts.column!r}, read as {counts.shape}",
-        *(f"not read   {line}" for line in counts.left_out),
-        *_column_lines(counts),
-        f"rows       {counts.rows_total:,} to generate, {counts.rows_done:,} of them done",
-        f"turns      {counts.turns:,} assistant turns",
-        f"tokens     {counts.prompt_tokens:,} in prompts ({counts.token_method})",
-    ]
-    lines += _tools_lines(config, counts)
-    lines += engines
-    if counts.prompts_without_room:
-        lines.append(
-            f"no room    {counts.prompts_without_room:,} prompts and sampling.max_tokens are more "
-            f"than the context of {counts.context_tokens:,}: an engine refuses them"
-        )
-    lines += [
-        f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}"
-        for kind, (count, example) in counts.problems.items()
-    ]
-    return "\n".join(lines)
-
-
-def _column_lines(counts: "DryRun") -> "Iterator[str]":
-    if counts.system_column is not None:
-        yield (
-            f"system     each row's system prompt is column {counts.system_column!r}; "
-            f"prompts.system_column: false leaves it out"
-        )
-    if counts.row_settings:
-        columns = ", ".join(f"{name} from {of!r}" for name, of in counts.row_settings.items())
-        yield f"settings   of single rows: {columns}; prompts.row_settings: {{}} leaves them out"
-
-
-def _tools_lines(config: RunFile, counts: "DryRun") -> "Iterator[str]":
-    if counts.tools_column or counts.prompts_with_tools:
-        column = f" of column {counts.tools_column!r}" if counts.tools_column else ""
-        number = counts.prompts_with_tools
-        yield f"tools      {number:,} prompts with tools{column}, or with calls of them"
-    if counts.prompts_with_original_history:
-        why = "" if config.prompts.history else ", because they have results of tools"
-        yield (
-            f"history    {counts.prompts_with_original_history:,} prompts: later turns see the "
-            f"source's own answers{why} (prompts.history)"
-        )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ else:
 QualityFlag = Literal[
     "empty_answer",
     "empty_reasoning",
+    "unasked_reasoning",
     "cut_in_thinking",
     "cut_in_answer",
     "looping",

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from schemas.chat_template import TemplateFacts
+
 # Columns of a run record that does not list its own.
 FIRST_COLUMNS = (
     "row_id", "sample_index", "messages", "turns", "status", "finish_reason", "error_kind",
@@ -66,6 +68,8 @@ class RunRecord:
     accepted_drift: tuple[str, ...] = ()
     quality: dict[str, object] = field(default_factory=dict)
     """`quality` section of the last session's run file, which the export follows."""
+    template: TemplateFacts | None = None
+    """Facts of the model's chat template in the last session; None in the first releases."""
     columns: tuple[str, ...] = FIRST_COLUMNS
     """Names of its parts' columns before the carried ones."""
     own_schema: str = ""
@@ -80,6 +84,8 @@ class RunRecord:
         values["identity"] = RunIdentity(settings=values["identity"]["settings"])
         values["accepted_drift"] = tuple(values["accepted_drift"])
         values["columns"] = tuple(values.get("columns", FIRST_COLUMNS))
+        template = values.get("template")
+        values["template"] = TemplateFacts.from_json(template) if template else None
         return cls(**values)
 
 

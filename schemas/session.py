@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 
 
@@ -43,6 +44,8 @@ class SessionPlan:
     own_schema: str
     """Arrow schema of the columns before the carried ones, which all parts of a run share."""
     rows_error: int
+    template: TemplateFacts
+    """Facts of the model's chat template: its thinking and its system turns."""
     canary: CanaryPlan | None = None
     """Canary of the session; None if there is none, or it is over."""
     accepted_shares: dict[str, float] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Fixtures of several rooms."""
 
 import gc
+import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,9 @@ import pytest
 from schemas.completion import Completion
 from tests.fakes.example_completion import COMPLETION, ERROR
 from tests.fakes.ray_head import Head, ray_head
+
+# No test waits for the hub; processes that tests start inherit it.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ OURS = ("schemas", "pipeline", "jobs")
 CONFIG = "schemas.config"
 STORE = "pipeline.store"
 MODELS = "pipeline.models"
+CHAT_TEMPLATE = "pipeline.chat_template"
 CARDS = "pipeline.planner"
 SGLANG = "pipeline.planner.sglang"
 MEMORY = "pipeline.planner.memory"
@@ -59,12 +60,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     RATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS},
     ESTIMATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS, RATE},
     RUN_FILE: {MODELS, *PLANNER},
+    CHAT_TEMPLATE: {MODELS, SGLANG},
     QUALITY: {MODELS, LENGTHS},
     SOURCES: {STORE},
     DATASET: {SOURCES, STORE, MODELS, SGLANG, LENGTHS},
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
-    ENGINES: {LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
+    ENGINES: {CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT_ROWS: {DATASET, STORE},
     CHARTS: {REPORT_ROWS},
     COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
@@ -74,12 +76,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     WORKER: {QUALITY, DATASET},
     RUN: {
         *(WORKER, ENGINES, REPORT, CONSOLE, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
-        *PLANNER,
+        *(CHAT_TEMPLATE, *PLANNER),
     },
     "jobs": {
         *(RUN, ENGINES, RECIPES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES),
         *(RUN_FILE, STORE, MODELS),
-        *PLANNER,
+        *(CHAT_TEMPLATE, *PLANNER),
     },
 }  # fmt: skip
 
@@ -100,10 +102,11 @@ DOORS: dict[str, set[str]] = {
     "tokenizers": {MODELS},
     "gguf": {MODELS},
     "huggingface_hub": {MODELS, EXPORT},
-    "jinja2": {REPORT},
+    # Templates of models run in a process of their own.
+    "jinja2": {REPORT, "pipeline.chat_template.sandbox"},
     "py3langid": {QUALITY},
     "xllamacpp": {ENGINES},
-    "subprocess": {ENGINES},
+    "subprocess": {ENGINES, "pipeline.chat_template.rendering"},
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},

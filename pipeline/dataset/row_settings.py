@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.dataset.conversations import is_blank, value_in_text
-from pipeline.models.thinking import FAMILIES
 from schemas.config.requests import MAX_INT32, MAX_TEMPERATURE
 from schemas.prompt import Problem, RowSettings
 
@@ -30,18 +29,7 @@ def row_settings(row: Mapping[str, object], columns: Mapping[str, str]) -> RowSe
         except _WrongValueError as error:
             found = repr(value)[:60]
             return Problem(kind="bad_setting", text=f"{column}: found {found}; expected {error}")
-    if "thinking" not in values:
-        values["thinking"] = _thinking_in(values.get("chat_template_kwargs") or {})
     return RowSettings(**values)
-
-
-def _thinking_in(kwargs: Mapping[str, object]) -> bool | None:
-    """Return what a family's own switch says, so that the row is judged by it; None without one."""
-    for family in FAMILIES:
-        word = kwargs.get(family.word) if family.word else None
-        if word is not None and word in (family.on, family.off):
-            return word == family.on
-    return None
 
 
 def _truth(value: object) -> bool:

@@ -27,7 +27,8 @@ import orjson
 
 from pipeline.engines.body import request_body
 from pipeline.errors import EngineError
-from pipeline.models.thinking import family, split_thinking, template_kwargs
+from pipeline.models.thinking import THINK, row_template_kwargs, split_thinking
+from schemas.chat_template import TemplateFacts, ThinkingTags
 from schemas.completion import Interruption, Outcome, Refusal, TokenIds, Turn
 from schemas.prompt import FunctionCall, Request, RowSettings, ToolCall
 
@@ -78,8 +79,8 @@ class ChatClient:
     timeout_s: float
     further_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields of every request's body beyond those of a prompt and its sampling."""
-    family_model: str = ""
-    """Model whose family's switch a row's own thinking uses."""
+    template: TemplateFacts = field(default_factory=lambda: TemplateFacts(source="not known"))
+    """Facts of the model's chat template: its tags, and the switch of a row's own thinking."""
     _page_client: openai.AsyncOpenAI | None = None
     _http: httpx2.AsyncClient | None = None
 
@@ -104,7 +105,10 @@ class ChatClient:
 
         def outcome() -> Outcome:
             return _outcome_of_body(
-                response.content, duration_s=duration_s, opens_in_prompt=opens_in_prompt
+                response.content,
+                duration_s=duration_s,
+                opens_in_prompt=opens_in_prompt,
+                tags=self.template.tags or THINK,
             )
 
         if len(response.content) > _LARGE_BODY_BYTES:
@@ -177,7 +181,9 @@ class ChatClient:
         body = request_body(
             request,
             model=self.model,
-            template_kwargs=self._template_kwargs(request.settings),
+            template_kwargs=row_template_kwargs(
+                self.template_kwargs, self.template, request.settings
+            ),
             return_token_ids=self.return_token_ids,
             further_fields=self.further_fields,
         )
@@ -190,14 +196,7 @@ class ChatClient:
     def _opens_in_prompt(self, own: RowSettings) -> bool:
         if own.thinking is None:
             return self.opens_in_prompt
-        return own.thinking and family(self.family_model).opens_in_prompt
-
-    def _template_kwargs(self, own: RowSettings) -> dict[str, object]:
-        """Return the run's template words, then those of the row's thinking, then its own."""
-        words = dict(self.template_kwargs)
-        if own.thinking is not None:
-            words |= template_kwargs(self.family_model, thinking=own.thinking)
-        return words | (own.chat_template_kwargs or {})
+        return self.template.opens_thinking(thinking=own.thinking)
 
 
 def _http_client(**settings: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - those of httpx2
@@ -260,7 +259,9 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     return max(0.0, wait.total_seconds())
 
 
-def _outcome_of_body(data: bytes, *, duration_s: float, opens_in_prompt: bool) -> Outcome:
+def _outcome_of_body(
+    data: bytes, *, duration_s: float, opens_in_prompt: bool, tags: ThinkingTags
+) -> Outcome:
     try:
         body = _parsed(data)
         choice = body["choices"][0]
@@ -278,7 +279,11 @@ def _outcome_of_body(data: bytes, *, duration_s: float, opens_in_prompt: bool) -
         # SGLang ends with `abort` when the engine is going down or was told to.
         return Interruption(cause=f"the engine ended with {finish!r}")
     reasoning_text, answer_text = split_thinking(
-        content, reasoning, opens_in_prompt=opens_in_prompt, was_cut=finish == "length"
+        content,
+        reasoning,
+        opens_in_prompt=opens_in_prompt,
+        was_cut=finish == "length",
+        tags=tags,
     )
     usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     prompt_ids = _ids(choice, body, "prompt_token_ids")

@@ -14,6 +14,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pipeline.chat_template.rendering import ChatTemplate
+from pipeline.chat_template.source import NoTemplate, gguf_template, launch_template
 from pipeline.engines import embedded
 from pipeline.engines.gpus import visible_cards
 from pipeline.engines.health import Watch
@@ -28,12 +30,13 @@ from pipeline.engines.startup import (
     start_sglang,
 )
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
-from pipeline.models.thinking import family, template_kwargs
+from pipeline.models.thinking import facts_by_name
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
 from pipeline.planner.sglang.failures import Cause, failure_cause
 from pipeline.planner.sglang.metrics import engine_load
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
+from schemas.chat_template import TemplateFacts
 from schemas.completion import Interruption, Outcome
 from schemas.config.run_file import RunFile
 from schemas.progress import Supply
@@ -57,6 +60,8 @@ class ServedEngine:
     release: str | None = None
     context_length: int | None = None
     log: Callable[[str], None] = print
+    template: TemplateFacts | None = None
+    """Facts of the model's chat template; None: those of its name."""
     longest_prompts: Longest | None = None
     """Longest prompts by number of turns, which the context has to hold; None if unknown."""
     _launch: LaunchHistory | None = None
@@ -283,17 +288,18 @@ class ServedEngine:
         from pipeline.engines.client import ChatClient
 
         config, engine = self.config, self.config.engine
-        kwargs = template_kwargs(config.model, thinking=config.thinking)
+        facts = self.template or facts_by_name(config.model)
+        kwargs = facts.thinking_kwargs(thinking=config.thinking)
         return ChatClient(
             base_url=address.base_url,
             api_key=address.api_key,
             model=engine.served_model_name or config.model,
             template_kwargs={**kwargs, **config.chat_template_kwargs},
-            opens_in_prompt=config.thinking and family(config.model).opens_in_prompt,
+            opens_in_prompt=facts.opens_thinking(thinking=config.thinking),
             return_token_ids=engine.return_token_ids and engine.kind != "embedded",
             timeout_s=request_timeout_s(config),
             further_fields=config.request,
-            family_model=config.model,
+            template=facts,
         )
 
 
@@ -355,6 +361,14 @@ def token_counter(config: RunFile) -> TokenCounter:
     if config.engine.kind == "embedded":
         return gguf_token_counter(embedded.model_file(config.engine))
     return model_token_counter(config.model)
+
+
+def chat_template(config: RunFile) -> ChatTemplate | NoTemplate:
+    """Find the chat template that the engines use. Raises ConfigError for one that is damaged."""
+    if config.engine.kind == "embedded":
+        return gguf_template(embedded.model_file(config.engine))
+    flags = config.engine.flags if config.engine.kind == "sglang" else []
+    return launch_template(config.model, flags)
 
 
 def check_engine(config: RunFile) -> None:

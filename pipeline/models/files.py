@@ -3,6 +3,7 @@
 The only module that reads model configs from files or the network.
 """
 
+import http
 import json
 import os
 import struct
@@ -22,6 +23,10 @@ _CATALOGUE = Path(__file__).with_name("data") / "model_configs.json"
 _GENERATION_FILE = "generation_config.json"
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 5.0
+# assumed: far more than a config, an index or a chat template has
+_MOST_HUB_BYTES = 64 << 20
+# Variables with which huggingface_hub and transformers stay off the network.
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +207,13 @@ def _plain_tail(tail: str) -> str:
     return tail
 
 
+def model_folder(name: str) -> Path | None:
+    """Return the model's own folder, else the newest snapshot in the hub's cache, if any."""
+    if Path(name).is_dir():
+        return Path(name)
+    return _hub_cache(name) if name.count("/") == 1 else None
+
+
 def _hub_cache(name: str) -> Path | None:
     home = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME")
     root = Path(home) if home else Path.home() / ".cache" / "huggingface"
@@ -228,13 +240,37 @@ def _from_hub(name: str) -> ModelFiles | None:
 
 
 def _download(name: str, file: str) -> dict[str, Any] | None:
+    try:
+        loaded = json.loads(hub_text(name, file) or "null")
+    except (PlanError, ValueError):
+        return None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def hub_text(name: str, file: str) -> str | None:
+    """Fetch a text file of a hub repository; None where the repository does not have it.
+
+    Raises PlanError where the hub does not return it for another reason.
+    """
+    offline = next((one for one in _OFFLINE if is_switched_on(os.environ.get(one))), None)
+    if offline is not None:
+        raise PlanError(f"{offline} is set, so nothing is fetched from the hub")
     request = urllib.request.Request(f"{_HUB}/{name}/resolve/main/{file}")  # noqa: S310  # https only
     token = os.environ.get("HF_TOKEN")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S) as reply:  # noqa: S310
-            loaded = json.loads(reply.read())
-    except (urllib.error.URLError, TimeoutError, OSError, ValueError):
-        return None
-    return loaded if isinstance(loaded, dict) else None
+            text: str = reply.read(_MOST_HUB_BYTES).decode()
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.NOT_FOUND:
+            return None
+        raise PlanError(f"the hub answers {error.code} for {name}") from None
+    except (urllib.error.URLError, TimeoutError, OSError, ValueError) as error:
+        raise PlanError(f"the hub does not answer: {error}") from None
+    return text
+
+
+def is_switched_on(value: str | None) -> bool:
+    """Read a variable as huggingface_hub does. huggingface_hub/constants.py: _is_true, 2.4."""
+    return (value or "").upper() in ("1", "ON", "YES", "TRUE")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from pipeline.models.thinking import FAMILIES, family, template_kwargs
 from pipeline.planner.lengths.log_normal_fit import log_normal_fit
 from pipeline.quality.canary import ERROR_ROWS, MEAN_TOKENS, Excess
+from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 
 _EXAMPLES_PER_FLAG = 3
@@ -54,17 +54,21 @@ class Diagnosis:
 
 
 def diagnosis(
-    excesses: Sequence[Excess], rows: Iterable[Mapping[str, Any]], config: RunFile
+    excesses: Sequence[Excess],
+    rows: Iterable[Mapping[str, Any]],
+    config: RunFile,
+    template: TemplateFacts,
 ) -> Diagnosis:
     """Diagnose the exceeded limits from the canary's published rows."""
     rows = list(rows)
+    names = {excess.name for excess in excesses}
     budgets = budgets_of(rows)
     return Diagnosis(
         num_rows=len(rows),
         excesses=tuple(excesses),
         examples={excess.name: _examples(excess.name, rows) for excess in excesses},
         budgets=budgets,
-        causes=tuple(_causes({excess.name for excess in excesses}, rows, budgets, config)),
+        causes=tuple(_causes(names, rows, budgets, config, template)),
     )
 
 
@@ -135,17 +139,15 @@ def budgets_of(rows: Iterable[Mapping[str, Any]]) -> Budgets | None:
 
 
 def _causes(
-    names: set[str], rows: list[Mapping[str, Any]], budgets: Budgets | None, config: RunFile
+    names: set[str],
+    rows: list[Mapping[str, Any]],
+    budgets: Budgets | None,
+    config: RunFile,
+    template: TemplateFacts,
 ) -> Iterable[str]:
     if names & {"cut_in_thinking", "cut_in_answer"}:
         yield _why_cut(rows, budgets, config)
-    if "empty_reasoning" in names:
-        yield _why_no_thinking(rows, config)
-    if "thinking_leaked_into_answer" in names:
-        yield (
-            "the thinking is in the answer: the engine's reasoning parser is missing or is another "
-            "family's (SGLang: --reasoning-parser; without one, tags are split here)"
-        )
+    yield from _causes_about_thinking(names, rows, config, template)
     if "empty_answer" in names and "cut_in_thinking" not in names:
         yield _why_empty(rows)
     if "leftover_tags" in names or "copied_prompt" in names:
@@ -169,6 +171,20 @@ def _causes(
         yield "lengths differ from lengths.output_tokens_mean, so days and dollars are off"
 
 
+def _causes_about_thinking(
+    names: set[str], rows: list[Mapping[str, Any]], config: RunFile, template: TemplateFacts
+) -> Iterable[str]:
+    if "empty_reasoning" in names:
+        yield _why_no_thinking(rows, config, template)
+    if "unasked_reasoning" in names:
+        yield _why_thinking(rows, config, template)
+    if "thinking_leaked_into_answer" in names:
+        yield (
+            "the thinking is in the answer: the engine's reasoning parser is missing or is another "
+            "family's (SGLang: --reasoning-parser; without one, tags are split here)"
+        )
+
+
 def _why_cut(rows: list[Mapping[str, Any]], budgets: Budgets | None, config: RunFile) -> str:
     cut = [row for row in rows if row["finish_reason"] == "length"]
     if cut and sum("looping" in row["flags"] for row in cut) > _MOSTLY * len(cut):
@@ -189,8 +205,10 @@ def _why_cut(rows: list[Mapping[str, Any]], budgets: Budgets | None, config: Run
     )
 
 
-def _why_no_thinking(rows: list[Mapping[str, Any]], config: RunFile) -> str:
-    model_family, switch = family(config.model), template_kwargs(config.model, thinking=True)
+def _why_no_thinking(
+    rows: list[Mapping[str, Any]], config: RunFile, template: TemplateFacts
+) -> str:
+    switch = template.thinking_kwargs(thinking=True)
     overridden = set(switch) & set(config.chat_template_kwargs)
     if any("thinking_leaked_into_answer" in row["flags"] for row in rows):
         return (
@@ -199,17 +217,51 @@ def _why_no_thinking(rows: list[Mapping[str, Any]], config: RunFile) -> str:
         )
     if overridden:
         return f"chat_template_kwargs sets {', '.join(sorted(overridden))}, the switch for thinking"
-    if model_family not in FAMILIES:
+    if template.thinks is None:
         return (
             f"thinking is not enabled: {config.model!r} is of no known family, so its template got "
             f"{switch}; if its switch is another, set it in chat_template_kwargs; set thinking: "
             f"false for a model that has none"
+        )
+    if not template.thinks:
+        return f"{config.model!r} has no thinking in its chat template; set thinking: false"
+    if template.switch is not None and template.switch.words is not None:
+        return (
+            f"the system turn got the words {template.switch.words[0]!r} and the model did not "
+            f"think: another system prompt stands against them"
         )
     if not switch:
         return f"{config.model!r} has no switch for thinking; it chose to answer at once"
     return (
         f"the template got {switch} and the model did not think: the served model is of another "
         f"family, or the server renders its own template"
+    )
+
+
+def _why_thinking(rows: list[Mapping[str, Any]], config: RunFile, template: TemplateFacts) -> str:
+    """Explain reasoning that came although thinking was off."""
+    switch = template.thinking_kwargs(thinking=False)
+    flagged = [row for row in rows if "unasked_reasoning" in row["flags"]]
+    if sum("empty_answer" in row["flags"] for row in flagged) > _MOSTLY * len(flagged):
+        return (
+            "without thinking the answers are returned as reasoning: the engine's reasoning parser "
+            "expects thinking in every text (SGLang: --reasoning-parser; leave it out)"
+        )
+    overridden = sorted(set(switch) & set(config.chat_template_kwargs))
+    if overridden:
+        return f"chat_template_kwargs sets {', '.join(overridden)}, the switch for thinking"
+    if template.switch is None and template.thinks:
+        return (
+            f"thinking of {config.model!r} cannot be switched off ({template.source}); set "
+            f"thinking: true"
+        )
+    if not switch and template.switch is None:
+        return f"{config.model!r} has no switch for thinking; set thinking: true if it is to think"
+    words = template.switch.words if template.switch is not None else None
+    told = f"the words {words[1]!r} in the system turn" if words else f"{switch}"
+    return (
+        f"the template got {told} and the model thought all the same: the served model is of "
+        f"another family, the server renders its own template, or the prompts ask for reasoning"
     )
 
 

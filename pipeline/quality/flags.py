@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import get_args
 
+from pipeline.models.thinking import ALL_TAGS, GPT_OSS_BARE
 from pipeline.quality.looping import (
     MIN_ROUND_WORDS_IN_ANSWER,
     MIN_ROUND_WORDS_IN_THINKING,
@@ -47,6 +48,7 @@ def turn_flags(
     checks: dict[QualityFlag, Callable[[], bool]] = {
         "empty_answer": lambda: not has_answer,
         "empty_reasoning": lambda: thinking and not _visible(reasoning),
+        "unasked_reasoning": lambda: not thinking and bool(_visible(reasoning)),
         "cut_in_thinking": lambda: was_cut and not has_answer,
         "cut_in_answer": lambda: was_cut and has_answer,
         "looping": lambda: _loops(reasoning, answer, question, was_cut, quality),
@@ -204,23 +206,40 @@ def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
 
 # -- tags
 
-# Markers of the chat templates of ChatML, Llama 2 to 4, Gemma, Mistral, DeepSeek, GLM, gpt-oss and
-# Phi, and the byte and filler tokens of SentencePiece.
+
+def _marks_of_thinking() -> set[str]:
+    """Return the tags of all families; sentences that serve as tags are no marks."""
+    marks = {mark for tags in ALL_TAGS for mark in (tags.opening, tags.closing)}
+    return {mark for mark in marks if mark[0] in "<[\u25c1"}
+
+
+# Markers of the chat templates of ChatML, Llama 2 to 4, Gemma 2 to 4, Mistral, DeepSeek, GLM,
+# gpt-oss, Phi, Granite, MiniMax, Seed and Nemotron, the tags of thinking of all families, and the
+# byte and filler tokens of SentencePiece.
 _TAGS = re.compile(
-    r"<\|[A-Za-z_]\w{0,40}\|>"
+    "|".join(sorted(map(re.escape, _marks_of_thinking()), key=len, reverse=True))
+    + r"|<\|[A-Za-z_]\w{0,40}\|>"
     r"|<\uff5c[^\uff5c<>\n]{1,40}\uff5c>"
     r"|</?(?:think|thinking|tool_call|tool_calls|tool_response|function_call|start_of_turn"
     r"|end_of_turn)>"
+    r"|<\|(?:turn|tool|tool_call|tool_response)>|<(?:turn|tool|tool_call|tool_response)\|>"
+    r"|</?seed:\w{1,30}>|<SPECIAL_\d{1,3}>|\]~!b\[|\]~b\]|\[e~\[|\[END FINAL RESPONSE\]"
+    r"|^\s*<response>|</response>\s*$"
+    # gpt-oss, where the server left out its special tokens
+    r"|assistant(?:analysis|commentary|final)(?![a-z])"
     r"|\[/?INST\]|<</?SYS>>|\[gMASK\]|<0x[0-9A-F]{2}>|<(?:pad|eos|bos|unk|unused\d+)>"
     r"|^\s*<s>(?!.*</s>)|</s>\s*$"
 )
+# Each tag has one of them; most texts have none.
+_PARTS_OF_TAGS = ("<", "[", "]~", "\u25c1", "assistant")
+_CLOSING_TAGS = frozenset(tags.closing for tags in (*ALL_TAGS, GPT_OSS_BARE))
 _INLINE_CODE = re.compile(r"(`{1,2})[^`\n]{1,300}\1")
 _QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u300c\u300d"
 
 
 def leftover_tags(text: str, question: str) -> list[str]:
     """Find template markers, except in code, in quotes or where the question has them too."""
-    if "<" not in text and "[" not in text:
+    if not any(part in text for part in _PARTS_OF_TAGS):
         return []
     prose = _without_code(text)
     return [
@@ -280,7 +299,7 @@ def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
 
     Text in quotation marks is somebody's speech and does not count.
     """
-    if any(tag in ("</think>", "</thinking>") for tag in leftover_tags(answer, question)):
+    if not _CLOSING_TAGS.isdisjoint(leftover_tags(answer, question)):
         return True
     prose = _SPOKEN.sub(" ", _without_code(answer))
     cues = [cue for cue in _CUES if cue.search(prose)]

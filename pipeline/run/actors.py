@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from pipeline.chat_template.turns import fitted_prompt
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
 from pipeline.dataset.parts import stage_part
 from pipeline.engines.metered import MeteredEngine
@@ -88,6 +89,7 @@ class WorkerActor:
         engine = MeteredEngine(
             served=ServedEngine(
                 config=with_row_budgets(plan.config, frozen.budgets),
+                template=plan.template,
                 longest_prompts=frozen.longest,
                 worker_number=worker_number,
                 log_path=folder.local_file(self._log_name),
@@ -101,7 +103,9 @@ class WorkerActor:
             config=plan.config,
             engine=engine,
             book=self._book,
-            prompt_of=frozen.prompt,
+            prompt_of=lambda number: fitted_prompt(
+                frozen.prompt(number), plan.config, plan.template
+            ),
             stage=partial(
                 stage_part,
                 folder,

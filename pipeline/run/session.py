@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.chat_template.run_facts import facts_of_run, find_facts, thinking_warnings
 from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
 from pipeline.dataset.frozen import (
     FrozenPrompts,
@@ -29,11 +30,13 @@ from pipeline.dataset.run_record import (
     read_run,
     write_run,
 )
+from pipeline.engines.served import chat_template
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.quality.canary import Excess
 from pipeline.run.canary import canary_due
 from pipeline.run.ledger import DONE
 from pipeline.store.folder import Folder
+from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
@@ -86,10 +89,11 @@ def prepare(
     if not frozen.num_rows:
         raise ConfigError(f"prompts.path: {config.prompts.path} has no rows")
     record = preparation.agree(record, frozen)
+    facts = preparation.template_facts(record)
     record, done = preparation.mark_done(record, frozen)
     session = done.session(now_s=now_s)
     list_in_manifest(folder, session)
-    record = _with_quality(folder, record, config)
+    record = _with_policies(folder, record, config, facts)
     due = canary_due(folder, config, record, session, accept=options.accept_canary, now_s=now_s)
     remove_other_sets(folder, frozen.name)
     plan = SessionPlan(
@@ -102,6 +106,7 @@ def prepare(
         carried_schema=record.carried_schema,
         own_schema=record.own_schema,
         rows_error=session.rows_error,
+        template=facts,
         canary=due.plan,
         accepted_shares=due.accepted,
     )
@@ -123,6 +128,8 @@ def run_identity(config: RunFile, columns: InputColumns) -> RunIdentity:
         **{f"prompts.{name}": value for name, value in dataclasses.asdict(columns).items()},
         "prompts.system_prompt": config.prompts.system_prompt,
         "prompts.history": config.prompts.history,
+        # Null by default, as in the runs of releases without the key.
+        "prompts.system_turns": None if config.prompts.fits_system_turns else "as_given",
         "prompts.id_column": config.prompts.id_column,
         "prompts.keep_columns": list(config.prompts.keep_columns),
     }
@@ -167,6 +174,22 @@ class _Preparation:
     options: SessionOptions
     now_s: float
     log: Callable[[str], None]
+
+    # -- the chat template
+
+    def template_facts(self, record: RunRecord | None) -> TemplateFacts:
+        """Find what the model's template does; report it once, with what it cannot do."""
+        found = find_facts(self.config, chat_template(self.config))
+        facts = facts_of_run(record, found.facts, accept_drift=self.options.accept_drift)
+        if record is not None and record.template == facts:
+            return facts
+        if facts.digest is None:
+            self.log(f"event=template at_hand=false why={found.why_none!r} facts={facts.source!r}")
+        else:
+            self.log(f"event=template at_hand=true source={facts.source!r} hash={facts.digest}")
+        for warning in thinking_warnings(self.config, facts):
+            self.log(f"event=warning {warning}")
+        return facts
 
     # -- the input
 
@@ -325,11 +348,13 @@ def _with_own_schema(folder: Folder, record: RunRecord) -> RunRecord:
     return record
 
 
-def _with_quality(folder: Folder, record: RunRecord, config: RunFile) -> RunRecord:
-    """Record this session's quality policy, which the export follows."""
+def _with_policies(
+    folder: Folder, record: RunRecord, config: RunFile, facts: TemplateFacts
+) -> RunRecord:
+    """Record this session's quality policy and chat template, which the export follows."""
     quality = config.quality.model_dump()
-    if record.quality == quality:
+    if (record.quality, record.template) == (quality, facts):
         return record
-    record = dataclasses.replace(record, quality=quality)
+    record = dataclasses.replace(record, quality=quality, template=facts)
     write_run(folder, record)
     return record

@@ -97,6 +97,8 @@ class QualityConfig(Section):
     """Temperature of the second, third, ... attempt at a turn that loops or was drawn greedily."""
     empty_answer: RareFlagConfig = RareFlagConfig()
     empty_reasoning: EmptyReasoningConfig = EmptyReasoningConfig()
+    unasked_reasoning: FlagConfig = FlagConfig()
+    """Reasoning of a turn that was requested without thinking."""
     cut_in_thinking: FlagConfig = FlagConfig()
     cut_in_answer: FlagConfig = FlagConfig()
     looping: LoopingConfig = LoopingConfig()

@@ -64,6 +64,10 @@ class PromptsConfig(Section):
     history: Literal["regenerated", "original"] | None = None
     """Answers that later turns see: the generated ones, or the source's own. Null: `original` for
     rows with results of tools, which belong to the source's calls; `regenerated` for others."""
+    system_turns: Literal["fit_template", "as_given"] = "fit_template"
+    """fit_template: join or map system and developer turns that the model's chat template refuses
+    or drops; where the template is not at hand, to one system turn, the first. as_given: send them
+    as they are."""
     id_column: str | None = None
     """Column with unique row ids. Null: a hash of each row's content is its id."""
     keep_columns: list[str] = []
@@ -74,6 +78,10 @@ class PromptsConfig(Section):
     present; `{}`: none.
     """
     limit: Annotated[int, Field(ge=1, le=_MAX_INT64)] | None = None
+
+    @property
+    def fits_system_turns(self) -> bool:
+        return self.system_turns == "fit_template"
 
     @model_validator(mode="after")
     def _check_columns_differ(self) -> Self:

@@ -16,13 +16,14 @@ from pipeline.dataset import parts as run_parts
 from pipeline.dataset import run_record
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.errors import ResumeError
+from pipeline.models.thinking import facts_by_name
 from pipeline.quality.canary import broken_by_all, chance_of_as_many, excesses, tally_of, turned_bad
 from pipeline.quality.diagnosis import Diagnosis, budgets_of, diagnosis
 from pipeline.run.ledger import DONE, HELD, PENDING, Ledger, hold_all_but_canary
 from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
-from schemas.completion import Completion
+from schemas.completion import Completion, QualityFlag
 from schemas.config.quality import QualityConfig
 from schemas.config.run_file import RunFile
 from schemas.progress import WorkerReport
@@ -263,7 +264,8 @@ def test_budgets_are_not_told_from_nothing() -> None:
 
 def found(rows: list[dict[str, Any]], flag: str, **settings: object) -> Diagnosis:
     over = excesses(tally(500, **{flag: 400}), config(**settings), num_rows=500)
-    return diagnosis(over, rows, config(**settings))
+    run = config(**settings)
+    return diagnosis(over, rows, run, facts_by_name(run.model))
 
 
 def test_cut_rows_tell_the_budget() -> None:
@@ -298,6 +300,24 @@ def test_missing_thinking_is_traced_to_the_template_word(
 ) -> None:
     rows = [row(turn(20, reasoning=""), "empty_reasoning")] * 5
     assert expected in found(rows, "empty_reasoning", **settings).causes[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "expected"),
+    [
+        ({"model": "openai/gpt-oss-20b"}, (), "cannot be switched off"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, (), "chat_template_kwargs sets"),
+        ({}, ("empty_answer",), "reasoning parser expects thinking"),
+        ({}, (), "thought all the same"),
+        ({"model": "nvidia/Llama-3_3-Nemotron-Super-49B-v1"}, (), "'detailed thinking off'"),
+    ],
+)
+def test_thinking_that_was_off_is_traced_to_the_switch_or_the_parser(
+    settings: dict[str, object], flags: tuple[QualityFlag, ...], expected: str
+) -> None:
+    rows = [row(turn(20, reasoning="R"), "unasked_reasoning", *flags)] * 5
+    causes = found(rows, "unasked_reasoning", thinking=False, **settings).causes
+    assert any(expected in cause for cause in causes)
 
 
 def test_empty_answers_behind_thinking_are_the_parsers_doing() -> None:

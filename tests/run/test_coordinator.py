@@ -14,6 +14,7 @@ from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import LIVE_FILE
+from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import Part, RunIdentity, RunRecord
@@ -54,6 +55,7 @@ def coordinator(tmp_path: Path) -> Build:
             carried_schema="",
             own_schema="",
             rows_error=0,
+            template=TemplateFacts(source="test"),
         )
         return Coordinator(plan, bytes(num_rows))
 

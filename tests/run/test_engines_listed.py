@@ -12,6 +12,7 @@ from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_deaths
 from pipeline.store.run_folder import DEATHS_FILE
+from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 from schemas.progress import LiveSpan, WorkerReport, WorkerState
 from schemas.prompt import Prompt
@@ -50,6 +51,7 @@ def new_session(folder: LocalFolder, prompts: list[Prompt]) -> Coordinator:
         carried_schema=the_frozen.carried_schema,
         own_schema="",
         rows_error=0,
+        template=TemplateFacts(source="test"),
     )
     return Coordinator(plan, bytes(len(prompts) * SAMPLES))
 

@@ -358,6 +358,7 @@ DRIFT: dict[str, object] = {
     "prompts.system_prompt": "Be brief.",
     "prompts.history": "original",
     "prompts.tools_column": "category",
+    "prompts.system_turns": "as_given",
     "prompts.id_column": None,
     "prompts.keep_columns": ["category", "level"],
     "prompts.row_settings": {"max_tokens": "level"},

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "data" / "quality" / "rows.jsonl"
 SEEDS = {"tuned": 11, "held_out": 4242}
 _ROWS_PER_FLAG = 15
+# A flag with more forms than that, each of which is to be in both halves.
+_FORMS = {"leftover_tags": 29}
 _GOOD_ROWS = 300
 
 
@@ -52,7 +54,7 @@ class Maker:
         for _ in range(_GOOD_ROWS - len(HARD_NEGATIVES[self.half])):
             yield self.chance.choice(GOOD)(self)
         for flag, make in BAD.items():
-            for number in range(_ROWS_PER_FLAG):
+            for number in range(_FORMS.get(flag, _ROWS_PER_FLAG)):
                 yield make(self, flag, number)
         for counted in COUNTED[self.half]:
             yield counted_row(self, counted)
@@ -154,7 +156,11 @@ def as_foreign(m: Maker) -> LabelledRow:
 def unthinking(m: Maker) -> LabelledRow:
     topic = m.topic()
     return m.row(
-        "not asked to think", topic.question, m.prose(topic), reasoning=None, thinking=False
+        "not asked to think",
+        topic.question,
+        m.prose(topic),
+        thinking=False,
+        reasoning=m.chance.choice((None, "", "\n\n")),
     )
 
 
@@ -213,6 +219,14 @@ def empty_reasoning(m: Maker, flag: str, number: int) -> LabelledRow:
     topic = m.topic()
     nothing = (None, "", "\n\n", " ")[number % 4]
     return m.row("no thinking", topic.question, m.prose(topic), flag, reasoning=nothing)
+
+
+def unasked_reasoning(m: Maker, flag: str, number: int) -> LabelledRow:
+    topic = m.topic()
+    thought = (m.reasoning(topic), f"\n{m.prose(topic)}\n", "Hmm.")[number % 3]
+    return m.row(
+        "thinking was off", topic.question, m.prose(topic), flag, reasoning=thought, thinking=False
+    )
 
 
 def cut_in_thinking(m: Maker, flag: str, number: int) -> LabelledRow:
@@ -314,6 +328,22 @@ def leftover_tags(m: Maker, flag: str, number: int) -> LabelledRow:
         (f"<|channel|>final<|message|>{text}", (flag,)),
         (f"[gMASK]{text}", (flag,)),
         (f"{text}<0x0A><0x0A>{text}", (flag,)),
+        (f"<mm:think>\n\n</mm:think>{text}", (flag, leak)),
+        (f"{text}</seed:think>{text}", (flag, leak)),
+        (f"{text}<seed:eos>", (flag,)),
+        (f"[THINK]{text}[/THINK]{text}", (flag, leak)),
+        (f"\u25c1think\u25b7{text}\u25c1/think\u25b7{text}", (flag, leak)),
+        (f"<|close|>think<|sep|><|open|>response<|sep|>{text}", (flag, leak)),
+        (f"<|channel>thought\n{text}<channel|>{text}", (flag, leak)),
+        (f"{text}<turn|>\n<|turn>user\nAnd then?", (flag,)),
+        (f"<|channel|>analysis<|message|>{text}", (flag,)),
+        (f"analysis{text}assistantfinal{text}", (flag, leak)),
+        (f"<|START_THINKING|>{text}<|END_THINKING|>{text}", (flag, leak)),
+        (f"{text}<|inner_suffix|>{text}", (flag, leak)),
+        (f"{text}\n[BEGIN FINAL RESPONSE]\n{text}", (flag, leak)),
+        (f"<response>{text}</response>", (flag,)),
+        (f"{text}[e~[\n]~b]user", (flag,)),
+        (f"{text}\n<SPECIAL_12>", (flag,)),
     )
     answer, flags = forms[number % len(forms)]
     return m.row("tags", topic.question, answer, *flags)
@@ -482,9 +512,9 @@ def not_utf8_clean(m: Maker, flag: str, number: int) -> LabelledRow:
 BAD: dict[str, Callable[[Maker, str, int], LabelledRow]] = {
     make.__name__: make
     for make in (
-        empty_answer, empty_reasoning, cut_in_thinking, cut_in_answer, looping, leftover_tags,
-        thinking_leaked_into_answer, refusal, wrong_language, copied_prompt, too_short,
-        not_utf8_clean,
+        empty_answer, empty_reasoning, unasked_reasoning, cut_in_thinking, cut_in_answer, looping,
+        leftover_tags, thinking_leaked_into_answer, refusal, wrong_language, copied_prompt,
+        too_short, not_utf8_clean,
     )
 }  # fmt: skip
 
