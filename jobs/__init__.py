@@ -4,10 +4,29 @@
 taken for ours, so the import is checked here, once for every job.
 """
 
+import os
+import sys
 from pathlib import Path
+from types import TracebackType
 
-import pipeline
-import schemas
+
+def _report_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback, but for Ctrl-C one line: it may come at any import."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print("stopped by SIGINT", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
+# `python -m` imports this package before it puts the module's path there.
+if sys.argv and (sys.argv[0] == "-m" or Path(sys.argv[0]).name == "regenerate"):
+    sys.excepthook = _report_error
+
+import pipeline  # noqa: E402 - what follows takes time
+import schemas  # noqa: E402
 
 _ROOT = Path(__file__).resolve().parent.parent
 

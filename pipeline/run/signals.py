@@ -13,13 +13,18 @@ def exit_on_signals(log: Callable[[str], None]) -> None:
         log(f"event=stopped by={signal.Signals(number).name} nothing was started")
         raise SystemExit(128 + number)
 
-    for number in _STOP_SIGNALS:
+    for number in _heeded():
         signal.signal(number, leave)
 
 
 def catch_signals() -> list[int]:
     """Return the list of signals that arrive from here on; Ray has its own handlers until then."""
     caught: list[int] = []
-    for number in _STOP_SIGNALS:
+    for number in _heeded():
         signal.signal(number, lambda received, _: caught.append(received))
     return caught
+
+
+def _heeded() -> list[signal.Signals]:
+    """Return the stop signals that the parent does not have ignored, as `nohup` does SIGHUP."""
+    return [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
