@@ -92,7 +92,6 @@ class LeaseReply:
 
     lease: Lease | None
     is_over: bool
-    is_canary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +115,12 @@ class Progress:
     days_left: Band | None = None
     """Estimate from the engines' readings; None before the first ones."""
     canary: CanaryState = "none"
+
+    @property
+    def rows_finished(self) -> int:
+        """Rows that are done, and those that are durable and not yet in `data/`."""
+        unpublished = sum(worker.unflushed for worker in self.workers)
+        return min(self.rows_done + unpublished, self.rows_total - self.rows_failed)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
@@ -144,7 +149,7 @@ class RunStatus:
     """`interrupted`: the driver ended without a report; `unknown`: it is on another machine."""
     rows_total: int
     rows_done: int
-    """Published rows of the input: `ok` and `error`."""
+    """Finished rows of the input, `ok` and `error`. All are published once the run has ended."""
     rows_error: int
     """Published rows with an error instead of a completion."""
     rows_failed: int

@@ -33,3 +33,5 @@ class Lease:
     rows: tuple[int, ...]
     deaths: tuple[tuple[int, int], ...] = ()
     """Rows that were in flight at deaths of an engine, with the number of deaths."""
+    is_canary: bool = False
+    """True if its rows are part of a canary."""

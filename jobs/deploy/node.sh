@@ -11,6 +11,8 @@ port=${RAY_PORT:-6379}
 # Time that `ray job stop` waits for a run to flush; longer than cluster.drain_timeout_s.
 export RAY_JOB_STOP_WAIT_TIME_S=${RAY_JOB_STOP_WAIT_TIME_S:-30}
 export RAY_USAGE_STATS_ENABLED=0
+# By default workers are nicer than the engines that they have to keep busy.
+export RAY_worker_niceness=${RAY_worker_niceness:-0}
 # Anyone who reaches an open cluster can run code on it. All nodes and the driver share a token, in
 # RAY_AUTH_TOKEN or in ~/.ray/auth_token, which the head creates. RAY_AUTH_MODE=disabled: no token.
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}

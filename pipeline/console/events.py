@@ -63,6 +63,12 @@ EVENTS: dict[str, EventKind] = {
     "engine_failed": EventKind("worker", ERROR, "{worker}: the engine did not start: {cause}"),
     "engine_lost": EventKind("worker", WARNING, "{worker} lost its engine: {cause}"),
     "leases_lost": EventKind("worker", WARNING, "{worker} was taken for dead and lost its rows"),
+    "journal_published": EventKind(
+        "coordinator", INFO, "{rows:,} rows that {worker} had finished are published"
+    ),
+    "busy_client": EventKind(
+        "worker", WARNING, "{worker}: this machine is too busy: {lag_s} s late; its engine is kept"
+    ),
     "stale_rows": EventKind("worker", WARNING, "{worker}: others had published {rows:,} rows"),
     # -- an engine
     "planned": EventKind("engine", INFO, "{worker} starts with {flags} on {gpu}"),

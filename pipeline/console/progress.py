@@ -49,7 +49,7 @@ class ProgressMeter:
         self._workers.update((worker.worker_id, worker) for worker in progress.workers)
         every = self._workers.values()
         return ProgressFigures(
-            rows_done=progress.rows_done,
+            rows_done=progress.rows_finished,
             rows_total=progress.rows_total,
             rows_error=progress.rows_error,
             rows_failed=progress.rows_failed,

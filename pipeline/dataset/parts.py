@@ -10,9 +10,11 @@ and tell it from a copy, a foreign file or a truncated one.
 
 import dataclasses
 import io
+import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +31,7 @@ from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS, Completion
 from schemas.manifest import Part, RunRecord, Unlisted
 
 _FOOTER_KEY = b"regenerate.part"
+_ID_COLUMNS = ["row_id", "sample_index", "content_hash"]
 
 
 # -- staging
@@ -51,28 +54,57 @@ def stage_part(
 
 def stage_table(folder: Folder, name: str, table: pa.Table, *, run_id: str, worker_id: str) -> Part:
     """Write a table of completions to `staging/<name>`, whole, synced and with its footer."""
-    footer = {"run_id": run_id, "name": name, "worker_id": worker_id, **_counts(table)}
-    buffer = io.BytesIO()
-    metadata = {_FOOTER_KEY: json.dumps(footer).encode()}
-    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    return stage_tables(folder, name, [table], run_id=run_id, worker_id=worker_id)
+
+
+def stage_tables(
+    folder: Folder, name: str, tables: Iterable[pa.Table], *, run_id: str, worker_id: str
+) -> Part:
+    """Write tables of completions to `staging/<name>` as one part, a row group each."""
+    tables = iter(tables)
+    first = next(tables)
+    schema = first.schema.remove_metadata()
+    counts, ids, buffer = _Counts(), [], io.BytesIO()
+    with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table.replace_schema_metadata(None))
+            counts.add(table)
+            ids.append(table.select(_ID_COLUMNS))
+        footer = {"run_id": run_id, "name": name, "worker_id": worker_id, **counts.as_footer()}
+        writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(footer).encode()})
     data = buffer.getvalue()
     folder.write_whole(f"{STAGING}/{name}", data)
-    return part_from(table, footer, len(data))
+    return part_from(pa.concat_tables(ids), footer, len(data))
 
 
-def _counts(table: pa.Table) -> dict[str, object]:
-    flags: Counter[str] = Counter()
-    for status, row_flags in states_and_flags(table):
-        if status == "ok":
-            flags.update(row_flags)
-    turns = pc.list_flatten(table["turns"].combine_chunks())
-    return {
-        "num_errors": _total(pc.equal(table["status"], "error")),
-        "prompt_tokens": _total(pc.struct_field(turns, "prompt_tokens")),
-        "completion_tokens": _total(pc.struct_field(turns, "completion_tokens")),
-        "num_turns": len(turns),
-        "flag_counts": sorted(flags.items()),
-    }
+@dataclass(slots=True)
+class _Counts:
+    """Counts of a part's rows, for its footer."""
+
+    num_errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_turns: int = 0
+    flags: Counter[str] = field(default_factory=Counter)
+
+    def add(self, table: pa.Table) -> None:
+        for status, row_flags in states_and_flags(table):
+            if status == "ok":
+                self.flags.update(row_flags)
+        turns = pc.list_flatten(table["turns"].combine_chunks())
+        self.num_errors += _total(pc.equal(table["status"], "error"))
+        self.prompt_tokens += _total(pc.struct_field(turns, "prompt_tokens"))
+        self.completion_tokens += _total(pc.struct_field(turns, "completion_tokens"))
+        self.num_turns += len(turns)
+
+    def as_footer(self) -> dict[str, object]:
+        return {
+            "num_errors": self.num_errors,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "num_turns": self.num_turns,
+            "flag_counts": sorted(self.flags.items()),
+        }
 
 
 def _total(values: pa.Array) -> int:
@@ -148,8 +180,8 @@ def footer_of(file: Any) -> Any:  # noqa: ANN401 - pyarrow ships no types
 
     Raises ValueError when it is not JSON.
     """
-    metadata = (file.schema_arrow.metadata or {}).get(_FOOTER_KEY)
-    return None if metadata is None else json.loads(metadata)
+    text = (file.metadata.metadata or {}).get(_FOOTER_KEY)
+    return None if text is None else json.loads(text)
 
 
 def part_from(table: pa.Table, footer: dict[str, object], size_bytes: int) -> Part:

@@ -1,5 +1,8 @@
 """Recovery: put an output folder in order after any crash.
 
+Journals of earlier sessions become parts. Rows beyond a canary that failed are discarded: they were
+kept back until it passed.
+
 Invariant: afterwards `data/` contains complete parts of this run and nothing else, each listed, and
 no row is in two of them. A listed part outranks an unlisted one. Whatever else is found goes to
 `quarantine/`, where nothing is ever deleted.
@@ -10,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pipeline.dataset.journal import JournalName, Journals, journals_in
 from pipeline.dataset.parts import discard, footer_of, part_from, publish, unlist
 from pipeline.dataset.run_record import list_in_manifest, read_manifest
 from pipeline.store.folder import Folder
@@ -19,6 +23,10 @@ from schemas.manifest import Part, RunManifest, RunRecord
 
 _RowKey = str | tuple[str, int]
 """A row id, with its sample index unless that is 0: a million bare strings use half the memory."""
+
+
+def _row_key(row_id: str, sample_index: int) -> _RowKey:
+    return (row_id, sample_index) if sample_index else row_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +39,7 @@ class Recovery:
 
 
 def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
-    """Publish complete parts in `staging/`, whose rows are finished, and quarantine foreign files.
+    """Publish what is finished in `staging/`, parts and journals, and quarantine foreign files.
 
     Parts that are listed but missing or damaged are unlisted, so that their rows are done again.
     """
@@ -44,6 +52,8 @@ def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
     ]
     run.check_published(manifest)
     run.publish_staged()
+    has_failed = manifest.canary is not None and manifest.canary.verdict == "failed"
+    run.publish_journals(is_kept_back=has_failed)
     return Recovery(parts=tuple(run.parts), reports=tuple(run.reports))
 
 
@@ -92,6 +102,8 @@ class _Recovering:
             if name.endswith(".tmp"):
                 self.folder.remove(path)
                 continue
+            if JournalName.parsed(name) is not None:
+                continue
             part = self._own_part(path)
             if not isinstance(part, Part):
                 self._quarantine(path, part, None)
@@ -101,10 +113,40 @@ class _Recovering:
                 # The same rows were published under a later lease.
                 discard(self.folder, part)
 
+    def publish_journals(self, *, is_kept_back: bool) -> None:
+        """Publish the rows of journals that no part has; discard those that are kept back."""
+        journals = Journals(folder=self.folder, run_id=self.record.run_id)
+        for name in journals_in(self.folder):
+            try:
+                keys = [_row_key(*pair) for pair in journals.row_keys(name)]
+            except ValueError as error:
+                self.reports.append(f"{name.path} {error}; it is left there")
+                continue
+            if is_kept_back and name.kind == "rows":
+                if keys:
+                    self.reports.append(
+                        f"{name.path} has {len(keys)} rows beyond a canary that failed; discarded"
+                    )
+            else:
+                self._publish_journal(journals, name, keys)
+            journals.remove(name)
+
+    def _publish_journal(self, journals: Journals, name: JournalName, keys: list[_RowKey]) -> None:
+        met: set[_RowKey] = set()
+        published = []
+        for position, key in enumerate(keys):
+            if key in self.claimed or key in met:
+                published.append(position)
+            met.add(key)
+        part = journals.stage(name, without=published)
+        if part is not None:
+            assert self._claim(part)
+            self.parts.append(publish(self.folder, part, now_s=self.now_s))
+
     def _claim(self, part: Part) -> bool:
         """Claim the part's rows, all or none; False when one of them is claimed already."""
         pairs = zip(part.row_ids, part.sample_indexes, strict=True)
-        keys: set[_RowKey] = {(row_id, sample) if sample else row_id for row_id, sample in pairs}
+        keys = {_row_key(row_id, sample) for row_id, sample in pairs}
         if len(keys) < part.num_rows or not self.claimed.isdisjoint(keys):
             return False
         self.claimed |= keys

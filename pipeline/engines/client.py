@@ -12,6 +12,7 @@ client never retries; the worker does.
 import asyncio
 import json
 import resource
+import ssl
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -157,6 +158,7 @@ class ChatClient:
     def _completions(self) -> httpx2.AsyncClient:
         if self._http is None:
             self._http = _http_client(
+                self.base_url,
                 base_url=f"{self.base_url}/",
                 headers={
                     "authorization": f"Bearer {self.api_key}",
@@ -173,7 +175,7 @@ class ChatClient:
                 api_key=self.api_key,
                 max_retries=0,
                 timeout=_PAGE_TIMEOUT_S,
-                http_client=_http_client(),
+                http_client=_http_client(self.base_url),
             )
         return self._page_client
 
@@ -199,8 +201,11 @@ class ChatClient:
         return self.template.opens_thinking(thinking=own.thinking)
 
 
-def _http_client(**settings: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - those of httpx2
+def _http_client(url: str, **settings: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - those of httpx2
     """Open a client with as many connections as there are requests in flight."""
+    if url.startswith("http://"):
+        # The system's certificates need 0.1 s to load; without them a redirection to https fails.
+        settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     limits = httpx2.Limits(
         max_connections=MOST_IN_FLIGHT,
         max_keepalive_connections=MOST_IN_FLIGHT,
@@ -461,7 +466,11 @@ async def server_release(base_url: str, api_key: str) -> str | None:
     root = base_url.removesuffix("/v1")
     probes = (("sglang", "/server_info"), ("vllm", "/version"), ("llama.cpp", "/props"))
     async with openai.AsyncOpenAI(
-        base_url=root, api_key=api_key, max_retries=0, timeout=_PAGE_TIMEOUT_S
+        base_url=root,
+        api_key=api_key,
+        max_retries=0,
+        timeout=_PAGE_TIMEOUT_S,
+        http_client=_http_client(root),
     ) as client:
         for engine, page in probes:
             try:

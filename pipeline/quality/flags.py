@@ -1,7 +1,8 @@
 """Quality flags of a generated turn, and the sampling of its next attempt. Pure.
 
 Invariant: a flag says what the text shows, not why; the same turn and settings give the same flags,
-and each check needs time linear in the text. Flags prefer precision to recall, because rows are
+and each check needs time linear in the text. A text of more than 65,536 characters is judged on its
+first and last halves of that. Flags prefer precision to recall, because rows are
 dropped by them.
 """
 
@@ -9,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import get_args
 
 from pipeline.models.thinking import ALL_TAGS, GPT_OSS_BARE
@@ -26,6 +28,9 @@ from schemas.prompt import SamplingParams, derived_seed
 FLAGS: tuple[QualityFlag, ...] = get_args(QualityFlag)
 CUT_FLAGS = frozenset({"cut_in_thinking", "cut_in_answer"})
 
+# A quarter of the longest answers: some 16,000 tokens are judged whole, in 30 ms.
+JUDGED_CHARACTERS = 65_536
+
 LanguageOf = Callable[[str], tuple[str, float]]
 """Function from a text to the code of its language and the probability of that language."""
 
@@ -42,13 +47,14 @@ def turn_flags(
 
     `thinking` is true when the request enabled thinking.
     """
-    reasoning, answer = turn.reasoning_text or "", turn.answer_text
-    was_cut, has_text = turn.finish_reason == "length", bool(_visible(answer))
+    reasoning, answer = judged_part(turn.reasoning_text or ""), judged_part(turn.answer_text)
+    question = judged_part(question)
+    was_cut, has_text = turn.finish_reason == "length", _has_text(answer)
     has_answer = has_text or bool(turn.tool_calls)
     checks: dict[QualityFlag, Callable[[], bool]] = {
         "empty_answer": lambda: not has_answer,
-        "empty_reasoning": lambda: thinking and not _visible(reasoning),
-        "unasked_reasoning": lambda: not thinking and bool(_visible(reasoning)),
+        "empty_reasoning": lambda: thinking and not _has_text(reasoning),
+        "unasked_reasoning": lambda: not thinking and _has_text(reasoning),
         "cut_in_thinking": lambda: was_cut and not has_answer,
         "cut_in_answer": lambda: was_cut and has_answer,
         "looping": lambda: _loops(reasoning, answer, question, was_cut, quality),
@@ -69,6 +75,14 @@ def turn_flags(
         ),
     }
     return tuple(name for name in FLAGS if quality.flag(name).enabled and checks[name]())
+
+
+def judged_part(text: str) -> str:
+    """Return the part of a text that is judged: all of it, or the first and last stretches."""
+    if len(text) <= JUDGED_CHARACTERS:
+        return text
+    half = JUDGED_CHARACTERS // 2
+    return f"{text[:half]}\n{text[-half:]}"
 
 
 def flags_to_retry(flags: Iterable[QualityFlag], quality: QualityConfig) -> set[QualityFlag]:
@@ -121,7 +135,9 @@ def _grown_budget(max_tokens: int | None, room: int | None, factor: float) -> in
 
 # -- emptiness and length
 
-_INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff\u00ad]+")
+_BLANKS = r"\s\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff\u00ad"
+_INVISIBLE = re.compile(f"[{_BLANKS}]+")
+_VISIBLE = re.compile(f"[^{_BLANKS}]")
 
 _ASKS_FOR_LENGTH = re.compile(
     r"\b(write|compose|draft)\b[^.\n]{0,40}\b(essay|story|article|letter|report|blog post|speech|"
@@ -141,14 +157,21 @@ _ONLY_BEGUN = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_ANNOUNCEMENT = 120
+_HEAD_OF_LONG = 1_000
 
 
 def _visible(text: str) -> str:
     return _INVISIBLE.sub("", text)
 
 
+def _has_text(text: str) -> bool:
+    return _VISIBLE.search(text) is not None
+
+
 def is_too_short(question: str, answer: str, quality: QualityConfig, was_cut: bool) -> bool:
     """Detect mere punctuation, a bare opening, or one line where the question asks for an essay."""
+    if _is_clearly_long(answer, quality):
+        return False
     visible = _visible(answer)
     if len(visible) < quality.too_short.min_characters:
         return True
@@ -165,6 +188,14 @@ def is_too_short(question: str, answer: str, quality: QualityConfig, was_cut: bo
         return True
     asks_for_length = _ASKS_FOR_LENGTH.search(question) is not None
     return asks_for_length and len(visible) < quality.too_short.min_characters_of_long
+
+
+def _is_clearly_long(answer: str, quality: QualityConfig) -> bool:
+    """Tell a long text with more letters at its head than any bound of this check."""
+    limits = quality.too_short
+    least = max(_LONGEST_ANNOUNCEMENT, limits.min_characters, limits.min_characters_of_long)
+    head = answer[:_HEAD_OF_LONG]
+    return len(answer) > _HEAD_OF_LONG and sum(map(str.isalpha, head)) >= least
 
 
 def _is_all_marks(visible: str) -> bool:
@@ -199,7 +230,7 @@ def _loops(
 
 def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
     """Check the part of a turn in which it was cut."""
-    if _visible(answer):
+    if _has_text(answer):
         return ends_in_counted_rounds(answer, MIN_ROUND_WORDS_IN_ANSWER)
     return ends_in_counted_rounds(reasoning, MIN_ROUND_WORDS_IN_THINKING)
 
@@ -250,7 +281,8 @@ def leftover_tags(text: str, question: str) -> list[str]:
 
 
 def _without_code(text: str) -> str:
-    return _INLINE_CODE.sub(" ", split_code(text)[0])
+    prose = split_code(text)[0]
+    return _INLINE_CODE.sub(" ", prose) if "`" in prose else prose
 
 
 def _is_quoted(text: str, match: re.Match[str]) -> bool:
@@ -260,7 +292,8 @@ def _is_quoted(text: str, match: re.Match[str]) -> bool:
 
 # -- thinking in the answer
 
-_SPOKEN = re.compile(r"[\"\u201c\u00ab][^\"\u201d\u00bb\n]{0,400}[\"\u201d\u00bb]")
+# An opening mark ends the search for a closing one: many of them would each be followed far.
+_SPOKEN = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb\n]{0,400}[\"\u201d\u00bb]")
 _HEAD_CHARACTERS = 400
 _CUES = tuple(
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
@@ -285,7 +318,8 @@ _CUES = tuple(
         r"\b(so|but) (the|my) (final )?(answer|response|reply) (should|would|could|might)\b",
         r"\bi('m| am) (thinking|supposed|going to (answer|respond))\b",
         r"\u7528\u6237(\u95ee|\u60f3|\u8981|\u9700\u8981|\u8ba9|\u53ef\u80fd|\u7684\u95ee\u9898)",
-        r"(^|\u3002)\s*(\u55ef|\u597d\u7684\uff0c(\u7528\u6237|\u6211)|\u7b49\u7b49)",
+        # No line feed among the blanks: a run of them would be read anew from each line.
+        r"(^|\u3002)[^\S\n]*(\u55ef|\u597d\u7684\uff0c(\u7528\u6237|\u6211)|\u7b49\u7b49)",
         (
             r"\u6211(\u9700\u8981|\u5e94\u8be5)"
             r"(\u5148|\u56de\u7b54|\u786e\u8ba4|\u8003\u8651|\u89e3\u91ca|\u60f3)"
@@ -302,9 +336,11 @@ def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
     if not _CLOSING_TAGS.isdisjoint(leftover_tags(answer, question)):
         return True
     prose = _SPOKEN.sub(" ", _without_code(answer))
-    cues = [cue for cue in _CUES if cue.search(prose)]
     head = prose.lstrip()[:_HEAD_CHARACTERS]
-    return len(cues) >= min_cues and sum(cue.search(head) is not None for cue in cues) >= 2
+    in_head = [cue for cue in _CUES if cue.search(head)]
+    if len(in_head) < 2:
+        return False
+    return sum(cue.search(prose) is not None for cue in _CUES) >= min_cues
 
 
 # -- refusals
@@ -340,8 +376,13 @@ def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
     An answer that corrects or reorders a text shares most of it too, but in another order.
     """
     limits = quality.copied_prompt
-    prompt, copy = (_WORD.findall(text.lower()) for text in (question, answer))
-    if len(prompt) < limits.min_words or not copy:
+    prompt = _WORD.findall(question.lower())
+    if len(prompt) < limits.min_words:
+        return False
+    most_words = int(len(prompt) / max(limits.min_share, 0.01)) + 1
+    words = islice(_WORD.finditer(answer.lower()), most_words + 1)
+    copy = [word.group() for word in words]
+    if not copy or len(copy) > most_words:
         return False
     if min(len(prompt), len(copy)) < limits.min_share * max(len(prompt), len(copy)):
         return False

@@ -61,7 +61,7 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
     if _has_repeated_sentences(prose, blocks, limits.max_repeated_share):
         return True
     return any(
-        _distinct_share(window) < limits.min_distinct_share
+        _has_few_distinct(window, limits.min_distinct_share)
         for window in _windows(_WORDS.findall(prose.lower()), limits.window_words)
     )
 
@@ -206,7 +206,10 @@ def _windows(words: list[str], window_words: int) -> Iterable[list[str]]:
             yield window
 
 
-def _distinct_share(window: list[str]) -> float:
-    num_ngrams = len(window) - _NGRAM_WORDS + 1
+def _has_few_distinct(window: list[str], min_share: float) -> bool:
+    least = min_share * (len(window) - _NGRAM_WORDS + 1)
+    # The n-gram that ends with a word's first occurrence is a new one.
+    if len(set(window)) - _NGRAM_WORDS + 1 >= least:
+        return False
     ngrams = zip(*(window[offset:] for offset in range(_NGRAM_WORDS)), strict=False)
-    return len(set(ngrams)) / num_ngrams
+    return len(set(ngrams)) < least

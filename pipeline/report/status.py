@@ -1,5 +1,7 @@
 """Status of a run, from the files of its output folder alone."""
 
+from collections import defaultdict
+
 from pipeline.dataset.run_record import (
     RunHistory,
     check_has_begun,
@@ -44,6 +46,8 @@ def status_of(
     # What the coordinator reported last is void once its driver is gone.
     if state not in ("running", "unknown"):
         live = None
+    if live is not None:
+        rows_done = max(rows_done, live.rows_finished)
     days_left = live.days_left if live and rows_open else None
     eta_s = days_left.p50 * SECONDS_PER_DAY if days_left else None
     return RunStatus(
@@ -90,14 +94,23 @@ def _state(folder: Folder, live: Progress | None, rows_open: int) -> RunState:
 
 
 def _tokens_per_s(manifest: RunManifest, now_s: float) -> float | None:
-    """Compute the rate over the window that ends with the last publication."""
-    parts: list[Part] = manifest.session_parts
-    if not parts:
+    """Add up the rates of the workers' last parts; None before the first part."""
+    by_worker: dict[str, list[Part]] = defaultdict(list)
+    for part in manifest.session_parts:
+        by_worker[part.worker_id].append(part)
+    if not by_worker:
         return None
     started_s = manifest.sessions[-1].started_at_s
+    return sum(_rate(parts, started_s, now_s) for parts in by_worker.values())
+
+
+def _rate(parts: list[Part], started_s: float, now_s: float) -> float:
+    """Compute a worker's rate since its last part before the window."""
     until_s = max(part.published_at_s for part in parts)
-    if now_s - until_s > _RATE_WINDOW_S:
-        until_s = now_s
-    from_s = max(started_s, until_s - _RATE_WINDOW_S)
+    earlier = (part.published_at_s for part in parts)
+    from_s = max((s for s in earlier if s <= until_s - _RATE_WINDOW_S), default=started_s)
+    if now_s - until_s > max(_RATE_WINDOW_S, 2 * (until_s - from_s)):
+        # A worker that publishes no more.
+        return 0.0
     recent = [part for part in parts if part.published_at_s > from_s]
     return sum(part.completion_tokens for part in recent) / max(until_s - from_s, 1e-3)

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pipeline.chat_template.turns import fitted_prompt
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
-from pipeline.dataset.parts import stage_part
+from pipeline.dataset.journal import Journals, JournalWriter
 from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import PipelineError
@@ -106,13 +105,10 @@ class WorkerActor:
             prompt_of=lambda number: fitted_prompt(
                 frozen.prompt(number), plan.config, plan.template
             ),
-            stage=partial(
-                stage_part,
-                folder,
-                run_id=plan.run_id,
-                carried_schema=schema_from_text(plan.carried_schema),
+            writer=JournalWriter(
+                journals=Journals(folder=folder, run_id=plan.run_id),
                 own_schema=schema_from_text(plan.own_schema),
-                worker_id=worker_id,
+                carried_schema=schema_from_text(plan.carried_schema),
             ),
             log=lambda line: book.log.remote(line),
             language_of=(

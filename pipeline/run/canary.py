@@ -91,7 +91,7 @@ def _shares(over: tuple[Excess, ...]) -> dict[str, float]:
 
 @dataclass(slots=True, kw_only=True)
 class CanaryGate:
-    """Keeps all other rows closed until the canary's are judged."""
+    """Judges the canary's rows; all others are kept back until they have passed."""
 
     config: RunFile
     num_rows: int = 0

@@ -265,6 +265,8 @@ def _connect(config: RunFile) -> str | None:
     """Join the cluster, or start a Ray here. Return the address of its dashboard."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's default is 15: workers would get a thirtieth of a core that an engine uses too.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     if address:
         return _join(address)

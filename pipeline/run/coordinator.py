@@ -5,17 +5,18 @@ what it knows is rebuilt from the folder at every start. A worker that ends, die
 loses its leases. This module knows nothing of Ray, whose actor the coordinator is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
+from pipeline.dataset.journal import Journals, LeasedRow, journals_in
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
 from pipeline.live.log import LogKeeper
 from pipeline.run.canary import CanaryGate, canary_event
 from pipeline.run.fleet import Fleet
-from pipeline.run.ledger import Ledger, hold_all_but_canary
+from pipeline.run.ledger import Ledger, put_canary_first
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.row_names import RowNames
 from pipeline.store import lock
@@ -70,6 +71,7 @@ class Coordinator:
             shard_rows=work.shard_rows,
             lease_ttl_s=work.lease_ttl_s,
             max_shard_losses=work.max_shard_losses,
+            has_canary=plan.canary is not None,
             deaths=self._row_names.by_number(read_deaths(self._folder)),
         )
         self._fleet = Fleet(
@@ -79,6 +81,9 @@ class Coordinator:
         )
         self._metrics = RunMetrics(run_id=plan.run_id)
         self._readings = LogKeeper.opened(self._folder, config, now_s=time())
+        self._journals = Journals(folder=self._folder, run_id=plan.run_id)
+        # Staged parts of rows beyond the canary's, until it has passed.
+        self._kept_back: list[Part] = []
         self._events: list[str] = []
         self._rows_error = plan.rows_error
         self._completion_tokens = 0
@@ -100,24 +105,15 @@ class Coordinator:
         is_over = self._ledger.is_over
         if lease is None and not is_over:
             self._fleet.request_rows_back(worker_id)
-        return LeaseReply(lease=lease, is_over=is_over, is_canary=self._canary.is_running)
+        return LeaseReply(lease=lease, is_over=is_over)
 
     @_waits_for_folder
     def publish(self, part: Part, rows: list[tuple[LeaseKey, int]]) -> set[tuple[LeaseKey, int]]:
-        """Publish a staged part, unless rows are stale: then return these and publish nothing."""
-        lock.check_held(self._folder, self._plan.token)
-        if stale := self._ledger.stale_rows(rows):
-            discard(self._folder, part)
-            return stale
-        publish(self._folder, part, now_s=time())
-        self._ledger.mark_done(rows)
-        self._metrics.count_part(part)
-        self._rows_error += part.num_errors
-        self._completion_tokens += part.completion_tokens
-        self._last_publish_s = time()
-        self._canary.note_published(part)
-        self._judge_canary()
-        return set()
+        """Publish a staged part, unless rows are stale: then return these and publish nothing.
+
+        Rows beyond the canary's are kept back until it has passed.
+        """
+        return self._accept(part, rows)
 
     @_waits_for_folder
     def set_aside(self, key: LeaseKey, row: int, failed: FailedRow) -> None:
@@ -175,8 +171,13 @@ class Coordinator:
 
     # -- for the driver
 
+    @_waits_for_folder
     def worker_ended(self, worker_id: str, cause: str | None) -> None:
-        """Open the rows of a worker that ended by itself (`cause` None) or died."""
+        """Open the rows of a worker that ended by itself (`cause` None) or died.
+
+        What it finished is published first.
+        """
+        self._publish_journals(worker_id)
         if cause is None:
             self._ledger.worker_left(worker_id)
         else:
@@ -194,6 +195,7 @@ class Coordinator:
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
             self._fleet.declare_dead(worker_id)
             self.log(f"event=worker_silent worker={worker_id}")
+            self._publish_journals(worker_id)
             self._list_failed(self._ledger.worker_lost(worker_id), "its worker fell silent")
         progress = self._progress("running")
         if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
@@ -211,11 +213,50 @@ class Coordinator:
 
     # -- inside
 
+    def _accept(self, part: Part, rows: list[LeasedRow]) -> set[LeasedRow]:
+        lock.check_held(self._folder, self._plan.token)
+        if stale := self._ledger.stale_rows(rows):
+            discard(self._folder, part)
+            return stale
+        are_later = self._ledger.have_later_ones(rows)
+        if are_later and self._canary.state == "failed":
+            discard(self._folder, part)
+            return set()
+        self._ledger.mark_done(rows)
+        if are_later and self._canary.is_running:
+            self._kept_back.append(part)
+            return set()
+        self._publish(part)
+        self._canary.note_published(part)
+        self._judge_canary()
+        return set()
+
+    def _publish(self, part: Part) -> None:
+        publish(self._folder, part, now_s=time())
+        self._metrics.count_part(part)
+        self._rows_error += part.num_errors
+        self._completion_tokens += part.completion_tokens
+        self._last_publish_s = time()
+
+    def _publish_journals(self, worker_id: str) -> None:
+        """Publish the rows of a lost worker's journals that are still its own."""
+        for name in journals_in(self._folder):
+            if (name.session_id, name.worker_id) != (self._plan.session_id, worker_id):
+                continue
+            leased = self._journals.leased_rows(name)
+            stale = self._ledger.stale_rows(leased)
+            own = first_of_each(leased, stale)
+            part = self._journals.stage(name, without=set(range(len(leased))) - own.keys())
+            if part is not None:
+                self._accept(part, list(own.values()))
+                self.log(f"event=journal_published worker={worker_id} rows={part.num_rows}")
+            self._journals.remove(name)
+
     def _judge_canary(self) -> None:
         """End the canary as soon as its verdict is certain; once it has passed, open the rest."""
         if not self._canary.is_running:
             return
-        over = self._canary.close_if_certain(is_complete=not self._ledger.has_open_rows)
+        over = self._canary.close_if_certain(is_complete=not self._ledger.has_open_canary_rows)
         if over is None:
             return
         verdict: CanaryVerdict = "failed" if over else "passed"
@@ -224,8 +265,12 @@ class Coordinator:
         event = canary_event(verdict, over, plan.session_id, plan.canary.settings, now_s=time())
         list_in_manifest(self._folder, event)
         self.log(f"event=canary_{verdict} rows={self._canary.tally.num_rows}")
-        if not over:
-            self._ledger.open_held()
+        kept_back, self._kept_back = self._kept_back, []
+        for part in kept_back:
+            if over:
+                discard(self._folder, part)
+            else:
+                self._publish(part)
 
     def _list_failed(self, rows: list[int], cause: str) -> None:
         """List rows whose shard lost too many workers."""
@@ -268,16 +313,24 @@ class Coordinator:
 
 
 def _canary_gate(config: RunFile, plan: CanaryPlan | None, row_states: bytearray) -> CanaryGate:
-    """Hold all rows but those of a canary that is due."""
+    """Put the rows of a canary that is due before all others."""
     if plan is None:
         return CanaryGate(config=config)
-    rows_drawn = hold_all_but_canary(row_states, plan.rows_left, config.sampling.seed)
+    rows_drawn = put_canary_first(row_states, plan.rows_left, config.sampling.seed)
     return CanaryGate(
         config=config,
         state="running",
         tally=plan.tally,
         num_rows=plan.tally.num_rows + rows_drawn,
     )
+
+
+def first_of_each(
+    leased: Sequence[LeasedRow], stale: Collection[LeasedRow]
+) -> dict[int, LeasedRow]:
+    """Map positions to rows: those that are not stale, each once."""
+    positions = {row: position for position, row in reversed(list(enumerate(leased)))}
+    return {positions[row]: row for row in leased if row not in stale}
 
 
 def _engine_run(report: WorkerReport, *, now_s: float) -> EngineRun:

@@ -14,8 +14,11 @@ from typing import Literal
 
 from schemas.shard import Lease, LeaseKey, Shard
 
-PENDING, DONE, FAILED, HELD = 0, 1, 2, 3
-"""States of a row, one byte each. HELD rows are not leased until all of them are opened."""
+PENDING, DONE, FAILED, LATER = 0, 1, 2, 3
+"""States of a row, one byte each. LATER rows are open too, and leased after a canary's."""
+
+# assumed: a worker reads a few prompts from each of so many places in a moment
+_CANARY_LEASE_ROWS = 16
 
 
 def row_shards(num_rows: int, shard_rows: int) -> list[Shard]:
@@ -37,6 +40,8 @@ class _Entry:
     losses: int = 0
     num_open: int = 0
     """Rows that are neither done nor failed."""
+    opens: int = PENDING
+    """State of its open rows. A canary's rows have entries of their own over the same range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ class Ledger:
     shard_rows: int
     lease_ttl_s: float
     max_shard_losses: int
+    has_canary: bool = False
+    """True if the pending rows are a canary's."""
     rows_done: int = 0
     rows_failed: int = 0
     leases_lost: int = 0
@@ -72,14 +79,13 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.rows_done = self.row_states.count(DONE)
-        for shard in row_shards(len(self.row_states), self.shard_rows):
-            entry = self._entry(shard.start, shard.stop)
-            self._entries[shard.shard_id] = entry
-            if entry.num_open:
-                self._pending.append(shard.shard_id)
-            else:
-                entry.state = "complete"
-        self._next_shard_id = len(self._entries)
+        if LATER in self.row_states:
+            num_canary = self.row_states.count(PENDING)
+            num_leases = max(1, num_canary // _CANARY_LEASE_ROWS)
+            self._add_entries(max(1, len(self.row_states) // num_leases), opens=PENDING)
+            self._add_entries(self.shard_rows, opens=LATER)
+        else:
+            self._add_entries(self.shard_rows, opens=PENDING)
 
     # -- what workers ask for
 
@@ -96,7 +102,8 @@ class Ledger:
         key = LeaseKey(shard_id=shard_id, attempt=entry.attempt)
         rows = tuple(self._open_rows(entry))
         deaths = tuple((row, self.deaths[row]) for row in rows if row in self.deaths)
-        return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths)
+        is_canary = self.has_canary and entry.opens == PENDING
+        return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths, is_canary=is_canary)
 
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s
@@ -113,6 +120,10 @@ class Ledger:
         that it gave back and again under the current one.
         """
         return {(key, row) for key, row in rows if not self._holds(key, row)}
+
+    def have_later_ones(self, rows: Iterable[tuple[LeaseKey, int]]) -> bool:
+        """Return whether some of the rows are none of the canary's."""
+        return any(self.row_states[row] == LATER for _, row in rows)
 
     def mark_done(self, rows: Sequence[tuple[LeaseKey, int]]) -> None:
         """Mark published rows. Raises ValueError for a row whose lease is not current."""
@@ -144,7 +155,7 @@ class Ledger:
         entry = self._entries[key.shard_id]
         if not entry.start <= first_row < entry.stop:
             return 0
-        tail = self._entry(first_row, entry.stop, losses=entry.losses)
+        tail = self._entry(first_row, entry.stop, losses=entry.losses, opens=entry.opens)
         entry.stop = first_row
         entry.num_open -= tail.num_open
         if tail.num_open:
@@ -213,22 +224,9 @@ class Ledger:
         return self.rows_done + self.rows_failed == len(self.row_states)
 
     @property
-    def has_open_rows(self) -> bool:
-        """Return whether any row is leased, or may still be."""
-        return any(entry.num_open for entry in self._entries.values())
-
-    def open_held(self) -> None:
-        """Make every held row pending. Raises ValueError while any row is open."""
-        if self.has_open_rows:
-            raise ValueError("rows are still open")
-        for shard_id, entry in self._entries.items():
-            held = self.row_states.count(HELD, entry.start, entry.stop)
-            if not held:
-                continue
-            rows = self.row_states[entry.start : entry.stop]
-            self.row_states[entry.start : entry.stop] = rows.replace(b"\x03", b"\x00")
-            entry.state, entry.num_open = "pending", held
-            self._pending.append(shard_id)
+    def has_open_canary_rows(self) -> bool:
+        """Return whether any row of the canary is leased, or may still be."""
+        return any(entry.num_open for entry in self._entries.values() if entry.opens == PENDING)
 
     def counts(self) -> LedgerCounts:
         return LedgerCounts(
@@ -242,12 +240,23 @@ class Ledger:
 
     # -- inside
 
-    def _entry(self, start: int, stop: int, *, losses: int = 0) -> _Entry:
-        num_open = self.row_states.count(PENDING, start, stop)
-        return _Entry(start=start, stop=stop, losses=losses, num_open=num_open)
+    def _add_entries(self, shard_rows: int, *, opens: int) -> None:
+        for shard in row_shards(len(self.row_states), shard_rows):
+            entry = self._entry(shard.start, shard.stop, opens=opens)
+            shard_id, self._next_shard_id = self._next_shard_id, self._next_shard_id + 1
+            self._entries[shard_id] = entry
+            if entry.num_open:
+                self._pending.append(shard_id)
+            else:
+                entry.state = "complete"
+
+    def _entry(self, start: int, stop: int, *, losses: int = 0, opens: int = PENDING) -> _Entry:
+        num_open = self.row_states.count(opens, start, stop)
+        return _Entry(start=start, stop=stop, losses=losses, num_open=num_open, opens=opens)
 
     def _open_rows(self, entry: _Entry) -> list[int]:
-        return [row for row in range(entry.start, entry.stop) if self.row_states[row] == PENDING]
+        rows = range(entry.start, entry.stop)
+        return [row for row in rows if self.row_states[row] == entry.opens]
 
     def _is_current(self, key: LeaseKey) -> bool:
         entry = self._entries.get(key.shard_id)
@@ -257,7 +266,7 @@ class Ledger:
         if not self._is_current(key):
             return False
         entry = self._entries[key.shard_id]
-        return entry.start <= row < entry.stop and self.row_states[row] == PENDING
+        return entry.start <= row < entry.stop and self.row_states[row] == entry.opens
 
     def _settle(self, shard_ids: set[int]) -> None:
         """Close leased shards that have no open row left."""
@@ -270,8 +279,8 @@ class Ledger:
             entry.worker_id = None
 
 
-def hold_all_but_canary(row_states: bytearray, num_rows: int, seed: int | None) -> int:
-    """Hold all open rows but `num_rows` drawn at random. Return how many are left open.
+def put_canary_first(row_states: bytearray, num_rows: int, seed: int | None) -> int:
+    """Draw `num_rows` open rows at random; all others are LATER. Return how many are drawn.
 
     The same seed and states give the same rows.
     """
@@ -280,7 +289,7 @@ def hold_all_but_canary(row_states: bytearray, num_rows: int, seed: int | None) 
         return len(open_rows)
     drawn = random.Random(seed or 0).sample(open_rows, num_rows)  # noqa: S311 - no secret
     for row in open_rows:
-        row_states[row] = HELD
+        row_states[row] = LATER
     for row in drawn:
         row_states[row] = PENDING
     return num_rows

@@ -8,6 +8,7 @@ A store has no rename, append or lock. They are replaced as follows:
 - Appended lines form a journal: the objects under `NAME/`, in the order of their names. Each object
   belongs to one writer, which uploads it again with every line until it has a megabyte, and then
   starts the next. Two writers never write the same object, so no line is lost during a take-over.
+- A log of records is the objects under `NAME/`, one per record, in the order of their names.
 - `create` does not need conditional writes, which not every store has, but read-after-write
   consistency, as S3, GCS and Azure have it. Each caller writes a claim, and gets True only if it
   then finds no other claim and no file. Of two callers, the later claim finds the earlier one, or
@@ -18,6 +19,7 @@ import hashlib
 import os
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -63,6 +65,8 @@ class StoreFolder(Folder):
     """A prefix of a bucket. Each instance is one writer; pickling it opens another."""
 
     settle_s: ClassVar[float] = 3.0
+    # An upload per second and worker would cost as much as a small engine.
+    append_interval_s: ClassVar[float] = 10.0
     is_remote: ClassVar[bool] = True
 
     def __init__(self, store: Store) -> None:
@@ -71,6 +75,8 @@ class StoreFolder(Folder):
         # Journal → name and content of its object that is being filled.
         self._journals: dict[str, tuple[str, bytes]] = {}
         self._appending = Lock()
+        # Log → records that it has.
+        self._num_records: Counter[str] = Counter()
 
     def __reduce__(self) -> tuple[Callable[[str], Folder], tuple[str]]:
         return partial(open_folder, patience_s=self._store.patience_s), (self.where,)
@@ -152,6 +158,18 @@ class StoreFolder(Folder):
 
     def end_last_line(self, name: str) -> None:
         """Do nothing: objects are never truncated."""
+
+    def append_record(self, name: str, record: bytes | memoryview) -> None:
+        self.write_whole(f"{name}/{self._num_records[name]:08d}", bytes(record))
+        self._num_records[name] += 1
+
+    def read_records(self, name: str) -> Iterator[bytes]:
+        for each in self.names(name):
+            yield self.read(f"{name}/{each}")
+
+    def remove_records(self, name: str) -> None:
+        for each in self.names(name):
+            self.remove(f"{name}/{each}")
 
     def replace_lines(self, name: str, lines: Sequence[bytes]) -> None:
         """Write the new lines first: a process that dies here duplicates lines, and loses none."""

@@ -17,6 +17,8 @@ from typing import IO, Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from pipeline.store.record_log import framed, whole_records
+
 # Suffix of the sub-folder next to a file in which the callers of `create` leave their claims.
 CLAIMS = "claims"
 
@@ -26,6 +28,8 @@ class Folder(Protocol):
 
     settle_s: ClassVar[float]
     """Time after which a write that another process has begun is visible."""
+    append_interval_s: ClassVar[float]
+    """Least time between two records of one log: what a crash may cost."""
     is_remote: ClassVar[bool]
     """True where `local_file` is outside the folder, and `keep_local` copies it in."""
 
@@ -99,6 +103,18 @@ class Folder(Protocol):
         """Replace all appended lines by these, which have no line feeds."""
 
     @abstractmethod
+    def append_record(self, name: str, record: bytes | memoryview) -> None:
+        """Append a record to a log, and sync. Each log has one writer."""
+
+    @abstractmethod
+    def read_records(self, name: str) -> Iterator[bytes]:
+        """Yield the records of a log up to the last whole one."""
+
+    @abstractmethod
+    def remove_records(self, name: str) -> None:
+        """Remove a log if it exists."""
+
+    @abstractmethod
     def move(self, source: str, target: str) -> None:
         """Rename within the folder, replacing the target; the target appears whole."""
 
@@ -126,6 +142,7 @@ class LocalFolder(Folder):
     root: Path
 
     settle_s: ClassVar[float] = 0.5
+    append_interval_s: ClassVar[float] = 1.0
     is_remote: ClassVar[bool] = False
 
     @property
@@ -196,11 +213,24 @@ class LocalFolder(Folder):
 
     def append_line(self, name: str, line: bytes) -> None:
         """Append in one write, and sync."""
+        self._append(name, line)
+
+    def append_record(self, name: str, record: bytes | memoryview) -> None:
+        self._append(name, framed(record))
+
+    def read_records(self, name: str) -> Iterator[bytes]:
+        with self.path(name).open("rb") as file:
+            yield from whole_records(file)
+
+    def remove_records(self, name: str) -> None:
+        self.remove(name)
+
+    def _append(self, name: str, data: bytes) -> None:
         target = self.path(name)
         is_new = not target.exists()
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            view = memoryview(line)
+            view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)

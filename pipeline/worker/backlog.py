@@ -33,6 +33,11 @@ class Backlog:
         return len(self._line) + len(self.suspects)
 
     @property
+    def has_canary_rows(self) -> bool:
+        delayed = (row for _, _, row in self._delayed)
+        return any(row.is_canary for row in (*self._line, *self.suspects, *delayed))
+
+    @property
     def num_delayed(self) -> int:
         return len(self._delayed)
 

@@ -9,10 +9,14 @@ from time import monotonic
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.worker.background import Background, ends_before
 from pipeline.worker.intervals import Intervals
+from pipeline.worker.loop_lag import LoopLag
 from pipeline.worker.ports import Engine
 from pipeline.worker.retries import Starts, is_out_of_starts
 from schemas.config.engine import EngineConfig
 from schemas.progress import Supply
+
+# assumed: a machine that is too busy during so many checks will not get better
+_BUSY_CHECKS = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class EngineWatch:
     num_restarts: int = 0
     _starts: Starts = field(default_factory=Starts)
     _watching: Background = field(default_factory=Background)
+    _lag: LoopLag = field(default_factory=LoopLag)
+    _measuring: Background = field(default_factory=Background)
 
     # -- what happens to the engine
 
@@ -48,6 +54,17 @@ class EngineWatch:
 
     def note_finished_row(self) -> None:
         self._starts.reset()
+
+    async def is_alive(self) -> bool:
+        """Return whether the engine answers. A client too busy to hear the answer asks again."""
+        for _ in range(_BUSY_CHECKS):
+            began_s = monotonic()
+            if await self.engine.is_alive():
+                return True
+            if not (lag_s := self._lag.longest_since(began_s)):
+                break
+            self.log(f"event=busy_client worker={self.worker_id} lag_s={lag_s:.1f}")
+        return False
 
     # -- start, restart and stop
 
@@ -74,6 +91,7 @@ class EngineWatch:
                 continue
             self._count_start()
             self._watching.start(self._watch_forever())
+            self._measuring.start(self._lag.watch())
             return True
         return False
 
@@ -84,7 +102,7 @@ class EngineWatch:
         return await self.start(is_first=False)
 
     async def stop_watching(self) -> None:
-        await self._watching.cancel()
+        await asyncio.gather(self._watching.cancel(), self._measuring.cancel())
 
     def raise_fault(self) -> None:
         """Raise the error that ended the watch, if any."""

@@ -1,6 +1,8 @@
 """Generate the turns of a row with one engine, and count what that costs."""
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.ports import Engine
@@ -9,6 +11,9 @@ from pipeline.worker.row import Row, add_or_retry_turn, keep_flagged_turn, row_r
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config.run_file import RunFile
 from schemas.prompt import Problem
+
+# The checks of a turn of this size hold up the event loop, and so the heartbeat, for a millisecond.
+_LONG_CHARACTERS = 8_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class Generator:
                 return outcome
             self.attempts.note_answer()
             if isinstance(outcome, Turn):
-                self._take(row, outcome)
+                await self._take(row, outcome)
             elif not keep_flagged_turn(row):
                 return _problem(outcome)
         return None
@@ -50,15 +55,20 @@ class Generator:
             case _:
                 pass
 
-    def _take(self, row: Row, turn: Turn) -> None:
+    async def _take(self, row: Row, turn: Turn) -> None:
         self.completion_tokens += turn.completion_tokens or 0
-        add_or_retry_turn(
+        take = partial(
+            add_or_retry_turn,
             row,
             turn,
             self.config,
             context_length=self.engine.context_length,
             language_of=self.language_of,
         )
+        if len(turn.answer_text) + len(turn.reasoning_text or "") > _LONG_CHARACTERS:
+            await asyncio.to_thread(take)
+        else:
+            take()
 
 
 def _problem(refusal: Refusal) -> Problem:

@@ -10,6 +10,8 @@ class Intervals:
     tick_s: float = 0.25
     """Longest wait of the main loop when nothing happens."""
     heartbeat_s: float = 1.0
+    commit_s: float | None = None
+    """Least time between two commits of finished rows. None: as the folder allows."""
     idle_poll_s: float = 0.5
     """Wait before the next request for a lease after one was refused."""
     engine_check_s: float = 5.0

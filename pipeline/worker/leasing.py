@@ -24,8 +24,8 @@ class Leases:
     idle_poll_s: float
     is_over: bool = False
     """Set when no row is left for any worker."""
-    is_canary: bool = False
-    """Set while leases are part of the canary."""
+    is_dry: bool = False
+    """Set while there is no row to lease."""
     _not_before_s: float = 0.0
 
     def may_ask(self, now_s: float) -> bool:
@@ -38,11 +38,11 @@ class Leases:
     async def take(self) -> list[tuple[Row, Problem | None]] | None:
         """Take a lease. Return its rows, bad ones with their problem; None without a lease."""
         reply = await self.book.lease(self.worker_id)
+        self.is_dry = reply.lease is None
         if reply.lease is None:
             self.is_over = reply.is_over
             self.hold_off()
             return None
-        self.is_canary = reply.is_canary
         return await asyncio.to_thread(self._rows_of, reply.lease)
 
     async def give_back(self, first_rows: Mapping[LeaseKey, int]) -> None:

@@ -5,6 +5,7 @@ A single failed attempt says nothing about the engine; many in a row, or nearly 
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pipeline.worker.row import Row
@@ -111,6 +112,9 @@ class Suspects:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
 
     def is_suspect(self, row: Row) -> bool:
         """Return whether the row is a suspect, wherever it is."""

@@ -33,6 +33,7 @@ class Row:
     number: int
     prompt: Prompt
     sample_index: int
+    is_canary: bool = False
     turns: list[Turn] = field(default_factory=list)
     attempts_at_turn: int = 0
     interruptions: int = 0
@@ -77,6 +78,7 @@ def rows_of_lease(
             prompt=prompt_of(prompt_number),
             sample_index=sample_index,
             deaths=deaths.get(number, 0),
+            is_canary=lease.is_canary,
         )
 
 

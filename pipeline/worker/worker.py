@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, time
 
+from pipeline.dataset.journal import JournalWriter
 from pipeline.errors import EngineError
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.background import Background
@@ -22,7 +23,7 @@ from pipeline.worker.generation import Generator
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.leasing import Leases
 from pipeline.worker.ports import Engine, LeaseBook
-from pipeline.worker.publishing import Publisher, Stage
+from pipeline.worker.publishing import Publisher
 from pipeline.worker.retries import Attempts, Suspects
 from pipeline.worker.row import Row, engine_killed, failed_row
 from schemas.completion import Interruption
@@ -41,7 +42,7 @@ class Worker:
     engine: Engine
     book: LeaseBook
     prompt_of: Callable[[int], Prompt]
-    stage: Stage
+    writer: JournalWriter
     log: Callable[[str], None]
     language_of: LanguageOf | None = None
     intervals: Intervals = field(default_factory=Intervals)
@@ -86,8 +87,9 @@ class Worker:
             config=config,
             engine=engine,
             book=self.book,
-            stage=self.stage,
+            writer=self.writer,
             log=self.log,
+            commit_interval_s=self.intervals.commit_s,
         )
         self._engine_watch = EngineWatch(
             engine=engine,
@@ -108,7 +110,6 @@ class Worker:
         try:
             if await self._engine_watch.start():
                 self._state = "idle"
-            self._publisher.start_interval()
             while not (self._leases.is_over or self._draining.is_set()):
                 await self._step()
         except EngineError as error:
@@ -128,7 +129,7 @@ class Worker:
         self._backlog.wake(monotonic())
         self._send_next()
         self._lease_if_short()
-        self._publisher.flush_if_due(is_idle=not (self._in_flight or self._backlog))
+        self._publish_if_due()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), self.intervals.tick_s)
         self._raise_faults()
@@ -142,7 +143,9 @@ class Worker:
     async def _wind_up(self) -> None:
         await self._in_flight.cancel_and_wait()
         await asyncio.gather(
-            self._leasing.cancel(), self._engine_watch.stop_watching(), self._heartbeats.cancel()
+            self._leasing.cancel(),
+            self._engine_watch.stop_watching(),
+            self._heartbeats.cancel(),
         )
         stopping = asyncio.create_task(self.engine.stop())
         try:
@@ -183,7 +186,7 @@ class Worker:
         self._num_interruptions += 1
         self._engine_watch.note_interruption(outcome.cause)
         sick_cause = self._attempts.note_failure(outcome)
-        if outcome.connection_failed and not await self.engine.is_alive():
+        if outcome.connection_failed and not await self._engine_watch.is_alive():
             self._engine_watch.note_lost(outcome.cause)
             self._in_flight.cut_off.append(row)
             return
@@ -200,7 +203,19 @@ class Worker:
         self._backlog.delay(row, monotonic() + wait_s)
 
     def _finish(self, row: Row, problem: Problem | None) -> None:
-        self._publisher.finish(row, problem, is_canary=self._leases.is_canary)
+        self._publisher.finish(row, problem)
+
+    # -- finished rows
+
+    def _publish_if_due(self) -> None:
+        self._publisher.flush_if_due(
+            is_idle=self._leases.is_dry and not (self._in_flight or self._backlog),
+            is_canary_done=self._publisher.has_canary_rows and not self._has_canary_rows,
+        )
+
+    @property
+    def _has_canary_rows(self) -> bool:
+        return self._backlog.has_canary_rows or any(row.is_canary for row in self._in_flight)
 
     # -- leases
 

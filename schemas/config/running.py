@@ -31,7 +31,10 @@ class WorkConfig(Section):
 class OutputConfig(Section):
     folder: PathText
     """A path that all nodes share, or a prefix in an object store: `s3://bucket/run`."""
-    flush_interval_s: Annotated[float, Field(gt=0)] = 15.0
+    flush_interval_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest time from a row's end to its part in `data/`; a journal of 64 MiB becomes a part
+    sooner. Null: a minute for a worker's first part, then twice as long each time, up to an hour. A
+    row is durable in `staging/` within a second, in an object store within ten."""
 
 
 class ClusterConfig(Section):

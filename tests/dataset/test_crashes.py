@@ -1,7 +1,7 @@
 """Crashes at every change of the disk: no row is lost, and none is visible twice."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,10 +11,16 @@ import pytest
 
 from pipeline.dataset import parts as run_parts
 from pipeline.dataset import run_record
+from pipeline.dataset.journal import JournalName, Journals
 from pipeline.store.folder import Folder, LocalFolder
+from pipeline.store.record_log import framed
 from pipeline.store.run_folder import DATA, MANIFEST_FILE, STAGING
+from schemas.completion import Completion
 from schemas.manifest import FailedRow
+from schemas.shard import LeaseKey
+from tests.fakes.desk import journal_writer
 from tests.fakes.output_folder import (
+    RECORD,
     Build,
     assert_in_order,
     fresh,
@@ -61,6 +67,16 @@ class CrashingFolder(LocalFolder):
             lambda: LocalFolder.append_line(self, name, line[: len(line) // 2]),
         )
 
+    def append_record(self, name: str, record: bytes | memoryview) -> None:
+        self._change(
+            f"record {name}",
+            lambda: LocalFolder.append_record(self, name, record),
+            lambda: LocalFolder._append(self, name, framed(record)[: len(record) // 2]),
+        )
+
+    def remove_records(self, name: str) -> None:
+        self._change(f"end {name}", lambda: LocalFolder.remove(self, name), lambda: None)
+
     def move(self, source: str, target: str) -> None:
         self._change(f"move {source}", lambda: LocalFolder.move(self, source, target), lambda: None)
 
@@ -82,6 +98,23 @@ class CrashingFolder(LocalFolder):
 EXPECTED = [f"r{number:02d}" for number in range(12)]
 
 
+FIRST_JOURNAL, SECOND_JOURNAL = (
+    JournalName(session_id="s1", worker_id="w0", number=number, kind="rows") for number in (1, 2)
+)
+
+
+def journals(folder: Folder) -> Journals:
+    return Journals(folder=folder, run_id=RECORD.run_id)
+
+
+def journaled(
+    folder: Folder, name: JournalName, rows: Sequence[Completion], first_row: int = 0
+) -> None:
+    writer = journal_writer(folder, RECORD.run_id)
+    key = LeaseKey(shard_id=0, attempt=1)
+    writer.append(name, rows, [(key, first_row + number) for number in range(len(rows))])
+
+
 def before_publishing(folder: Folder, build: Build) -> None:
     published(folder, "p1", [build("r00"), build("r01", error=True)])
 
@@ -96,6 +129,17 @@ def publishing(folder: Folder, build: Build) -> None:
     run_parts.publish(folder, part, now_s=2.0)
     failed = FailedRow(row_id="r07", sample_index=0, cause="?", attempts=6, failed_at_s=2.0)
     run_record.list_in_manifest(folder, failed)
+
+
+def journaling(folder: Folder, build: Build) -> None:
+    """A worker commits rows, publishes one journal and begins another."""
+    journaled(folder, FIRST_JOURNAL, [build("r02"), build("r03")])
+    journaled(folder, FIRST_JOURNAL, [build("r04"), build("r05", error=True)], first_row=2)
+    part = journals(folder).stage(FIRST_JOURNAL)
+    assert part is not None
+    run_parts.publish(folder, part, now_s=2.0)
+    journals(folder).remove(FIRST_JOURNAL)
+    journaled(folder, SECOND_JOURNAL, [build("r06")])
 
 
 def before_recovering(folder: LocalFolder, build: Build) -> None:
@@ -115,6 +159,8 @@ def before_recovering(folder: LocalFolder, build: Build) -> None:
     folder.path(f"{DATA}/p9.parquet").write_bytes(folder.read(f"{DATA}/p9.parquet")[:-9])
     shutil.copy(folder.path(f"{DATA}/p2.parquet"), folder.path(f"{DATA}/copy.parquet"))
     write_foreign(folder, f"{DATA}/foreign.parquet")
+    journaled(folder, FIRST_JOURNAL, [build("r09"), build("r02"), build("r11")])
+    journaled(folder, SECOND_JOURNAL, [build("r09")])
     folder.append_line(MANIFEST_FILE, b'{"event": "part", "name": "p')
 
 
@@ -136,7 +182,8 @@ def taking_back(folder: Folder, build: Build) -> None:
 Step = Callable[[LocalFolder, Build], None]
 STEPS: dict[str, tuple[Step, Step, int]] = {
     "publish": (before_publishing, publishing, 10),
-    "recover": (before_recovering, recovering, 16),
+    "journal": (before_publishing, journaling, 7),
+    "recover": (before_recovering, recovering, 21),
     "take back errors": (before_taking_back, taking_back, 10),
 }
 """The folder before, the step that crashes, and the number of its changes of the disk."""
@@ -191,7 +238,7 @@ def test_crash_loses_nothing_and_doubles_nothing(
 def safe_rows(folder: Folder, *, is_messy: bool) -> set[str]:
     """Rows with a completion that were published, or staged whole, before the crash."""
     if is_messy:
-        return {"r00", "r02", "r03", "r04", "r06"}
+        return {"r00", "r02", "r03", "r04", "r06", "r09", "r11"}
     return {str(row["row_id"]) for row in visible(folder) if row["status"] == "ok"}
 
 
@@ -200,6 +247,20 @@ def finish(folder: Folder, build: Build) -> None:
     done = {row_id for part in taken_back(folder) for row_id in part.row_ids}
     rows = [build(row_id) for row_id in EXPECTED if row_id not in done]
     published(folder, "last", rows)
+
+
+def test_committed_row_outlives_a_crash_that_follows(tmp_path: Path, completion: Build) -> None:
+    for step in range(1, STEPS["journal"][2] + 1):
+        path = tmp_path / str(step)
+        before_publishing(fresh(path), completion)
+        crashing = CrashingFolder(path, crash_at=step, when="half")
+        with pytest.raises(CrashError):
+            journaling(crashing, completion)
+        expected = {"r00"} | ({"r02", "r03"} if step > 1 else set())
+        expected |= {"r04", "r05"} if step > 2 else set()
+        recovered(LocalFolder(path))
+        assert expected <= set(visible_ids(LocalFolder(path))), step
+        assert LocalFolder(path).names(STAGING) == []
 
 
 def test_published_row_outlives_a_crash_that_follows(tmp_path: Path, completion: Build) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -10,13 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.dataset.frozen import FrozenPrompts, freeze
-from pipeline.dataset.parts import discard, publish, stage_part
+from pipeline.dataset.journal import Journals, JournalWriter
+from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.run.ledger import Ledger
-from pipeline.store.folder import LocalFolder
+from pipeline.store.folder import Folder, LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.ports import Engine
 from pipeline.worker.worker import Worker
+from schemas.completion import COMPLETION_SCHEMA
 from schemas.config.run_file import RunFile
 from schemas.manifest import FailedRow, Part
 from schemas.progress import LeaseReply, Orders, WorkerReport
@@ -24,7 +25,13 @@ from schemas.prompt import Message, Problem, Prompt
 from schemas.shard import LeaseKey
 
 # No test waits for a check of the engine unless it asks for one.
-QUICK = Intervals(tick_s=0.02, heartbeat_s=0.02, idle_poll_s=0.02, restart_backoff_s=(0.0, 0.02))
+QUICK = Intervals(
+    tick_s=0.02,
+    heartbeat_s=0.02,
+    commit_s=0.02,
+    idle_poll_s=0.02,
+    restart_backoff_s=(0.0, 0.02),
+)
 
 
 @dataclass(slots=True)
@@ -38,11 +45,10 @@ class LocalBook:
     lost: list[str] = field(default_factory=list)
     orders: list[Orders] = field(default_factory=list)
     reports: list[WorkerReport] = field(default_factory=list)
-    is_canary: bool = False
 
     async def lease(self, worker_id: str) -> LeaseReply:
         lease = self.ledger.lease(worker_id, now_s=monotonic())
-        return LeaseReply(lease=lease, is_over=self.ledger.is_over, is_canary=self.is_canary)
+        return LeaseReply(lease=lease, is_over=self.ledger.is_over)
 
     async def publish(
         self, part: Part, rows: list[tuple[LeaseKey, int]]
@@ -111,15 +117,17 @@ def worker_at(
         engine=engine,
         book=book,
         prompt_of=prompts.prompt,
-        stage=partial(
-            stage_part,
-            book.folder,
-            run_id="r",
-            carried_schema=pa.schema([]),
-            worker_id=worker_id,
-        ),
+        writer=journal_writer(book.folder),
         log=log,
         intervals=intervals,
+    )
+
+
+def journal_writer(folder: Folder, run_id: str = "r") -> JournalWriter:
+    return JournalWriter(
+        journals=Journals(folder=folder, run_id=run_id),
+        own_schema=COMPLETION_SCHEMA,
+        carried_schema=pa.schema([]),
     )
 
 

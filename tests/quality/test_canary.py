@@ -19,7 +19,7 @@ from pipeline.errors import ResumeError
 from pipeline.models.thinking import facts_by_name
 from pipeline.quality.canary import broken_by_all, chance_of_as_many, excesses, tally_of, turned_bad
 from pipeline.quality.diagnosis import Diagnosis, budgets_of, diagnosis
-from pipeline.run.ledger import DONE, HELD, PENDING, Ledger, hold_all_but_canary
+from pipeline.run.ledger import DONE, PENDING, Ledger, put_canary_first
 from pipeline.run.session import Prepared, SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import read_events
@@ -111,8 +111,8 @@ def test_canary_is_drawn_across_the_open_rows_and_is_the_same_for_a_seed() -> No
     states = bytearray([PENDING] * 10_000)
     states[:100] = bytes([DONE] * 100)
     again = bytearray(states)
-    assert hold_all_but_canary(states, 500, 7) == 500
-    hold_all_but_canary(again, 500, 7)
+    assert put_canary_first(states, 500, 7) == 500
+    put_canary_first(again, 500, 7)
     assert states == again
     drawn = [row for row, state in enumerate(states) if state == PENDING]
     assert len(drawn) == 500
@@ -124,30 +124,47 @@ def test_canary_is_drawn_across_the_open_rows_and_is_the_same_for_a_seed() -> No
 
 def test_small_input_is_its_own_canary() -> None:
     states = bytearray(7)
-    assert hold_all_but_canary(states, 500, None) == 7
+    assert put_canary_first(states, 500, None) == 7
     assert states == bytes(7)
 
 
-def test_held_rows_are_leased_only_after_they_are_opened() -> None:
+def test_later_rows_are_leased_after_the_canarys_and_do_not_wait_for_them() -> None:
     states = bytearray([PENDING] * 40)
-    hold_all_but_canary(states, 6, 1)
-    ledger = Ledger(row_states=states, shard_rows=8, lease_ttl_s=60, max_shard_losses=3)
-
-    def run_dry() -> list[int]:
-        rows: list[int] = []
-        while lease := ledger.lease("w", now_s=0.0):
-            rows += lease.rows
-            ledger.mark_done([(lease.key, row) for row in lease.rows])
-        return rows
-
-    first = run_dry()
-    assert len(first) == 6
+    put_canary_first(states, 6, 1)
+    drawn = [row for row, state in enumerate(states) if state == PENDING]
+    ledger = Ledger(
+        row_states=states, shard_rows=8, lease_ttl_s=60, max_shard_losses=3, has_canary=True
+    )
+    leases = []
+    while lease := ledger.lease("w", now_s=0.0):
+        leases.append(lease)
+    canary = [lease for lease in leases if lease.is_canary]
+    assert leases[: len(canary)] == canary
+    assert [row for lease in canary for row in lease.rows] == drawn
+    assert sorted(row for lease in leases for row in lease.rows) == list(range(40))
+    later = leases[-1]
+    ledger.mark_done([(later.key, row) for row in later.rows])
+    assert ledger.has_open_canary_rows
+    for lease in canary:
+        assert not ledger.have_later_ones([(lease.key, row) for row in lease.rows])
+        ledger.mark_done([(lease.key, row) for row in lease.rows])
+    assert not ledger.has_open_canary_rows
     assert not ledger.is_over
-    assert not ledger.has_open_rows
-    assert states.count(HELD) == 34
-    ledger.open_held()
-    assert sorted(first + run_dry()) == list(range(40))
-    assert ledger.is_over
+    assert ledger.have_later_ones([(leases[-2].key, leases[-2].rows[0])])
+
+
+def test_canary_rows_are_leased_many_at_a_time() -> None:
+    # 500 of 100,000 rows: one in three shards, which would be 300 leases of one or two rows.
+    states = bytearray([PENDING] * 100_000)
+    put_canary_first(states, 500, 1)
+    ledger = Ledger(
+        row_states=states, shard_rows=64, lease_ttl_s=60, max_shard_losses=3, has_canary=True
+    )
+    sizes = []
+    while (lease := ledger.lease("w", now_s=0.0)) is not None and lease.is_canary:
+        sizes.append(len(lease.rows))
+    assert sum(sizes) == 500
+    assert len(sizes) <= 500 // 16 + 1
 
 
 # -- engines

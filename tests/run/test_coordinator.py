@@ -1,25 +1,32 @@
 """The coordinator without Ray: when rows are handed out, who is asked back, what a crowd costs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipeline.dataset.done_rows import DoneRows
-from pipeline.dataset.run_record import write_run
+from pipeline.dataset.journal import JournalKind, JournalName, Journals
+from pipeline.dataset.recovery import recover
+from pipeline.dataset.run_record import read_manifest, write_run
 from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import LIVE_FILE
 from schemas.chat_template import TemplateFacts
+from schemas.completion import QualityFlag
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import Part, RunIdentity, RunRecord
 from schemas.progress import LiveSpan, Progress
-from schemas.session import SessionPlan
+from schemas.session import CanaryPlan, SessionPlan, Tally
+from schemas.shard import Lease
+from tests.fakes.desk import journal_writer
+from tests.fakes.example_completion import COMPLETION
 from tests.fakes.example_report import worker_report
 
 Build = Callable[..., Coordinator]
@@ -29,7 +36,9 @@ Build = Callable[..., Coordinator]
 def coordinator(tmp_path: Path) -> Build:
     """Builds the coordinator of a fresh run: `coordinator(100, engines=4, min_engines=2)`."""
 
-    def build(num_rows: int, *, engines: int, min_engines: int = 1) -> Coordinator:
+    def build(
+        num_rows: int, *, engines: int, min_engines: int = 1, canary_rows: int = 0
+    ) -> Coordinator:
         config = RunFile.model_validate(
             {
                 "prompts": {"path": "p.jsonl"},
@@ -56,7 +65,11 @@ def coordinator(tmp_path: Path) -> Build:
             own_schema="",
             rows_error=0,
             template=TemplateFacts(source="test"),
+            canary=CanaryPlan(rows_left=canary_rows, tally=Tally(), settings="")
+            if canary_rows
+            else None,
         )
+        folder.make("data")
         return Coordinator(plan, bytes(num_rows))
 
     return build
@@ -116,6 +129,182 @@ def test_late_part_of_an_engine_taken_for_dead_is_dropped(coordinator: Build) ->
         assert bool(stale) is not published
     assert staged.names("data") == ["good"]
     assert staged.names("staging") == []
+
+
+# -- what a worker has finished
+
+
+def folder_of(book: Coordinator) -> LocalFolder:
+    return LocalFolder(Path(book._plan.root))
+
+
+def commit(
+    book: Coordinator,
+    worker_id: str,
+    lease: Lease,
+    rows: Sequence[int],
+    *,
+    number: int = 1,
+    kind: JournalKind = "rows",
+    flags: tuple[QualityFlag, ...] = (),
+) -> JournalName:
+    """Append rows of a lease to a worker's journal."""
+    name = JournalName(session_id="s", worker_id=worker_id, number=number, kind=kind)
+    completions = [replace(COMPLETION, row_id=f"q{row}", flags=flags) for row in rows]
+    leased = [(lease.key, row) for row in rows]
+    journal_writer(folder_of(book), "r").append(name, completions, leased)
+    return name
+
+
+def publish_journal(book: Coordinator, name: JournalName) -> None:
+    """Publish a journal as its worker does."""
+    journals = Journals(folder=folder_of(book), run_id="r")
+    staged, leased = journals.stage(name), journals.leased_rows(name)
+    assert staged is not None
+    assert not book.publish(staged, leased)
+    journals.remove(name)
+
+
+def published(book: Coordinator) -> list[str]:
+    parts = read_manifest(folder_of(book)).parts.values()
+    return sorted(row_id for part in parts for row_id in part.row_ids)
+
+
+def taken(book: Coordinator, worker_id: str) -> Lease:
+    lease = book.lease(worker_id).lease
+    assert lease is not None
+    return lease
+
+
+def test_committed_rows_of_a_worker_that_died_are_published_and_only_the_rest_is_open(
+    coordinator: Build,
+) -> None:
+    book = coordinator(10, engines=2)
+    lease = taken(book, "w0")
+    commit(book, "w0", lease, [0, 1, 2])
+    commit(book, "w0", lease, [3])
+    commit(book, "w0", lease, [5], number=2)
+    book.worker_ended("w0", "its process died")
+    assert published(book) == ["q0", "q1", "q2", "q3", "q5"]
+    assert folder_of(book).names("staging") == []
+    assert taken(book, "w1").rows == (4, 6, 7, 8, 9)
+    assert "event=journal_published worker=w0 rows=4" in book.poll()[1]
+
+
+def test_journals_of_other_workers_stay_theirs(coordinator: Build) -> None:
+    book = coordinator(128, engines=2)
+    commit(book, "w1", taken(book, "w1"), [0])
+    commit(book, "w10", taken(book, "w10"), [64])
+    book.worker_ended("w1", "its process died")
+    assert published(book) == ["q0"]
+    assert folder_of(book).names("staging") == ["journal-s-w10-000001-rows"]
+
+
+def test_committed_rows_of_a_silent_worker_are_published_once(coordinator: Build) -> None:
+    book = coordinator(4, engines=2)
+    lease = taken(book, "w0")
+    name = commit(book, "w0", lease, [0, 1])
+    staged = Journals(folder=folder_of(book), run_id="r").stage(name)
+    assert staged is not None
+    book._ledger.lease_ttl_s = -1.0
+    book.poll()
+    assert published(book) == ["q0", "q1"]
+    # The worker comes back in the middle of its own publication.
+    rows = [(lease.key, 0), (lease.key, 1)]
+    assert book.publish(staged, rows) == set(rows)
+    assert published(book) == ["q0", "q1"]
+    assert taken(book, "w1").rows == (2, 3)
+
+
+def test_rows_of_a_lease_that_is_lost_are_not_published_from_its_journal(
+    coordinator: Build,
+) -> None:
+    book = coordinator(4, engines=2)
+    lost = taken(book, "w0")
+    book.engine_lost("w0", "gone")
+    again = taken(book, "w0")
+    commit(book, "w0", lost, [0, 1])
+    commit(book, "w0", again, [1, 2])
+    book.worker_ended("w0", "its process died")
+    assert published(book) == ["q1", "q2"]
+    assert taken(book, "w1").rows == (0, 3)
+
+
+def test_truncated_commit_costs_its_own_rows_alone(coordinator: Build) -> None:
+    book = coordinator(4, engines=2)
+    lease = taken(book, "w0")
+    commit(book, "w0", lease, [0])
+    path = folder_of(book).path(commit(book, "w0", lease, [1, 2]).path)
+    path.write_bytes(path.read_bytes()[:-1])
+    book.worker_ended("w0", "its process died")
+    assert published(book) == ["q0"]
+    assert taken(book, "w1").rows == (1, 2, 3)
+
+
+# -- the canary
+
+
+def leases_of_all(book: Coordinator) -> tuple[list[Lease], list[Lease]]:
+    """Lease everything: the canary's leases, and the later ones."""
+    leases = []
+    while (lease := book.lease("w0").lease) is not None:
+        leases.append(lease)
+    return [one for one in leases if one.is_canary], [one for one in leases if not one.is_canary]
+
+
+def test_rows_beyond_the_canary_are_done_beside_it_and_published_once_it_passed(
+    coordinator: Build,
+) -> None:
+    book = coordinator(200, engines=1, canary_rows=20)
+    canary, later = leases_of_all(book)
+    assert sum(len(lease.rows) for lease in canary) == 20
+    name = commit(book, "w0", later[0], later[0].rows, number=1)
+    publish_journal(book, name)
+    assert published(book) == []
+    assert folder_of(book).names("data") == []
+    assert book.poll()[0].rows_done == len(later[0].rows)
+    for number, lease in enumerate(canary, start=2):
+        publish_journal(book, commit(book, "w0", lease, lease.rows, number=number, kind="canary"))
+    assert book.poll()[0].canary == "passed"
+    assert len(published(book)) == 20 + len(later[0].rows)
+    assert folder_of(book).names("staging") == []
+
+
+def test_rows_beyond_a_canary_that_fails_are_never_visible(coordinator: Build) -> None:
+    book = coordinator(200, engines=1, canary_rows=20)
+    canary, later = leases_of_all(book)
+    publish_journal(book, commit(book, "w0", later[0], later[0].rows, number=1))
+    lease = canary[0]
+    bad = commit(book, "w0", lease, lease.rows, number=2, kind="canary", flags=("looping",))
+    publish_journal(book, bad)
+    assert book.poll()[0].canary == "failed"
+    publish_journal(book, commit(book, "w0", later[1], later[1].rows, number=3))
+    assert published(book) == sorted(f"q{row}" for row in lease.rows)
+    assert folder_of(book).names("staging") == []
+    # One more that its worker had no time to publish.
+    commit(book, "w0", later[2], later[2].rows, number=4)
+    recovery = recover(
+        folder_of(book),
+        RunRecord(run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema=""),
+        now_s=1.0,
+    )
+    assert published(book) == sorted(f"q{row}" for row in lease.rows)
+    assert "rows beyond a canary that failed; discarded" in recovery.reports[0]
+    assert folder_of(book).names("staging") == []
+
+
+def test_rows_beyond_a_canary_survive_a_crash_before_its_verdict(coordinator: Build) -> None:
+    book = coordinator(200, engines=1, canary_rows=20)
+    canary, later = leases_of_all(book)
+    publish_journal(book, commit(book, "w0", later[0], later[0].rows, number=1))
+    commit(book, "w0", later[1], later[1].rows, number=2)
+    commit(book, "w0", canary[0], canary[0].rows, number=3, kind="canary")
+    rows = {*later[0].rows, *later[1].rows, *canary[0].rows}
+    record = RunRecord(
+        run_id="r", created_at_s=0, identity=RunIdentity(settings={}), carried_schema=""
+    )
+    recover(folder_of(book), record, now_s=1.0)
+    assert published(book) == sorted(f"q{row}" for row in rows)
 
 
 def part(name: str, num_rows: int) -> Part:

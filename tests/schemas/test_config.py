@@ -70,7 +70,7 @@ def test_minimal_run_file_has_the_documented_defaults(read: Read) -> None:
     assert config.prompts.limit is None
     assert (config.engine.kind, config.engine.count) == ("embedded", 1)
     assert config.engine.max_running_requests == 16
-    assert config.output.flush_interval_s == 15.0
+    assert config.output.flush_interval_s is None
 
 
 def test_full_run_file_is_valid(run_file: Path) -> None:

@@ -36,6 +36,7 @@ from tests.dataset.test_crashes import (
     before_publishing,
     before_taking_back,
     finish,
+    journaling,
     publishing,
     safe_rows,
     taking_back,
@@ -123,6 +124,7 @@ def recovering(folder: Folder, build: Build) -> None:
 Step = Callable[[Folder, Build], None]
 STEPS: dict[str, tuple[Step, Step, int]] = {
     "publish": (before_publishing, publishing, 12),
+    "journal": (before_publishing, journaling, 9),
     "recover": (before_recovering, recovering, 10),
     "take back errors": (before_taking_back, taking_back, 12),
 }

@@ -70,7 +70,9 @@ def test_worker_without_a_lease_polls_and_learns_whether_the_run_is_over(tmp_pat
     assert leases.may_ask(monotonic())
     rows = asyncio.run(leases.take())
     assert rows is not None
+    assert not leases.is_dry
     assert asyncio.run(leases.take()) is None
+    assert leases.is_dry
     assert not leases.is_over
     now_s = monotonic()
     assert not leases.may_ask(now_s)
@@ -78,16 +80,6 @@ def test_worker_without_a_lease_polls_and_learns_whether_the_run_is_over(tmp_pat
     book.ledger.mark_done([(rows[0][0].key, 0)])
     assert asyncio.run(leases.take()) is None
     assert leases.is_over
-
-
-def test_lease_tells_whether_it_is_the_canarys(tmp_path: Path) -> None:
-    leases, book = leases_of(tmp_path, prompts_of(4))
-    book.is_canary = True
-    asyncio.run(leases.take())
-    assert leases.is_canary
-    book.is_canary = False
-    asyncio.run(leases.take())
-    assert not leases.is_canary
 
 
 def test_rows_that_are_given_back_are_open_and_others_lease_first(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A worker with a fake engine and the real ledger: a leased row ends once or is open again."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -214,6 +215,49 @@ def test_connection_that_breaks_while_the_engine_lives_costs_one_retry(desk: Mak
     report = at.worker.report()
     assert (report.interruptions, report.requests, report.restarts) == (1, 11, 0)
     assert (report.last_cause, report.completion_tokens) == ("connection: reset", 20)
+
+
+def block_the_loop(duration_s: float) -> None:
+    time.sleep(duration_s)
+
+
+class StarvedClientsEngine(FakeEngine):
+    """An engine that is well, behind a client that is too busy to hear so."""
+
+    def __init__(self, busy_checks: int) -> None:
+        super().__init__()
+        self.busy_checks = busy_checks
+        self.checks = 0
+
+    async def generate(self, request: Request) -> Outcome:
+        if not self.requests:
+            self.requests.append(request)
+            return Interruption(cause="connection: not accepted", connection_failed=True)
+        return await super().generate(request)
+
+    async def is_alive(self) -> bool:
+        self.checks += 1
+        if self.checks > self.busy_checks:
+            return True
+        await asyncio.sleep(0.3)
+        block_the_loop(1.3)
+        await asyncio.sleep(0.3)
+        return False
+
+
+def test_engine_is_kept_while_its_client_is_too_busy_to_hear_it(desk: MakeDesk) -> None:
+    at = desk(prompts_of(10), StarvedClientsEngine(busy_checks=1))
+    at.run()
+    each_once(at.book, 10)
+    assert at.engine.starts == 1
+    assert any(line.startswith("event=busy_client worker=w0 lag_s=1.") for line in at.lines)
+
+
+def test_engine_that_does_not_answer_an_idle_client_is_lost(desk: MakeDesk) -> None:
+    at = desk(prompts_of(10), FakeEngine(dies_after=3))
+    at.run()
+    assert at.engine.starts == 2
+    assert not [line for line in at.lines if "busy_client" in line]
 
 
 def test_worker_is_running_while_its_last_rows_are_in_flight(desk: MakeDesk) -> None:
@@ -736,6 +780,6 @@ def test_report_tells_the_flags_of_the_last_rows_of_the_canary_none(desk: MakeDe
     report = at.worker.report()
     assert (report.window_rows, report.window_flags) == (12, {"empty_answer": 12})
     canary = desk(prompts_of(8), FakeEngine(script=lambda request: turn_with("", request)))
-    canary.book.is_canary = True
+    canary.book.ledger.has_canary = True
     canary.run()
     assert canary.worker.report().window_rows == 0

@@ -15,6 +15,8 @@ from schemas.estimate import LiveReading
 # Engines that get a line of their own in a chart; more are drawn as a band.
 _MOST_LINES = 8
 _NUM_STEPS = 120
+# Age of the first parts; later ones are cut less often.
+_PART_AGE_S = 60.0
 # Engines that get a line beside the band: they differ from the median by at least this, and are as
 # far from the quartiles as Tukey's rule says.
 _MOST_OUTLIERS = 3
@@ -34,7 +36,7 @@ class EngineCharts:
 
 def engine_charts(run: RunRecords, pauses: Sequence[Stretch]) -> EngineCharts:
     """Draw the engines by their readings, else by what was published."""
-    flush_s = run.config.output.flush_interval_s if run.config else 15.0
+    flush_s = (run.config and run.config.output.flush_interval_s) or _PART_AGE_S
     width_s = series.step_s(run.span_s, flush_s)
     by_engine = run.readings_by_engine()
     rates = _by_readings(run, by_engine, width_s, "tokens_per_s") or _published_rates(run, width_s)
