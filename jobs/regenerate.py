@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
-_EXAMPLE_CHARACTERS = 240
+# assumed: about what one screen shows, so that most answers are whole
+_EXAMPLE_CHARACTERS = 1200
 
 
 def main(argv: list[str] | None = None) -> int:

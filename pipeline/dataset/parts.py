@@ -209,13 +209,23 @@ def rows_of(
 
 
 def example_completion(folder: Folder) -> dict[str, object] | None:
-    """Row id and messages of a recently published `ok` row; None when there is none."""
-    names = [*reversed(read_manifest(folder).parts)]
-    for table in _tables(folder, names, ["row_id", "status", "messages"]):
+    """Row id and messages of a recently published `ok` row, without flags where one has none.
+
+    None when there is no `ok` row.
+    """
+    names, flagged = [*reversed(read_manifest(folder).parts)], None
+    for table in _tables(folder, names, ["row_id", "messages", "status", "flags"]):
         good = table.filter(pc.equal(table["status"], "ok"))
-        if good.num_rows:
-            return good.slice(0, 1).to_pylist()[0]  # type: ignore[no-any-return]
-    return None
+        clean = good.filter(pc.equal(pc.list_value_length(good["flags"]), 0))
+        if clean.num_rows:
+            return _example(clean)
+        if flagged is None and good.num_rows:
+            flagged = _example(good)
+    return flagged
+
+
+def _example(table: pa.Table) -> dict[str, object]:
+    return table.select(["row_id", "messages"]).slice(0, 1).to_pylist()[0]  # type: ignore[no-any-return]
 
 
 def _tables(folder: Folder, names: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:

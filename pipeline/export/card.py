@@ -1,14 +1,15 @@
 """Card of an exported data set: its contents, their origin, and what was left out."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import PlanError
+from pipeline.export.fidelity import fidelity_lines
 from pipeline.export.files import data_files
 from pipeline.export.index import ExportSource
+from pipeline.export.markup import code, plain_name
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from schemas.export import ExportOptions, ExportRecord
 from schemas.manifest import EngineRun, RunRecord
@@ -16,10 +17,6 @@ from schemas.manifest import EngineRun, RunRecord
 # Launches in the table; a run that falls back often has a long tail of launches with few rows.
 _MAX_LAUNCHES = 20
 _UNKNOWN = "not known"
-# Longest name in the card; the longest release known, of a build of SGLang, has about 60.
-_MAX_NAME = 120
-# Letters that begin markup, or a cell.
-_MARKUP = re.compile(r"[\\`*\[\]|~#!]")
 _COLUMNS = (
     "Launch", "engine", "release", "tp", "pp", "dp", "mem_fraction_static", "running requests",
     "MTP", "starts", "rows",
@@ -91,14 +88,14 @@ def card(
         [
             *_header(record, options),
             "",
-            f"# Completions of {_name(settings.get('model'))}",
+            f"# Completions of {plain_name(settings.get('model'))}",
             "",
             (
                 f"{record.rows_exported:,} of {record.rows_published:,} generated rows, in the "
                 f"format `{record.format}`."
             ),
             "",
-            *_form_lines(record, options),
+            *_form_lines(run, record, options, facts),
             *_table("Split | rows", _split_rows(record, options)),
             *_table("Left out because of | rows", sorted(record.dropped.items())),
             *_table("Flag (all generated rows) | rows", facts.flags.most_common()),
@@ -108,9 +105,9 @@ def card(
             *launch_lines(str(settings.get("model")), facts.launches, engines),
             "## How it was made",
             "",
-            *(f"- `{name}`: {_code(json.dumps(value))}" for name, value in settings.items()),
+            *(f"- `{name}`: {code(json.dumps(value))}" for name, value in settings.items()),
             f"- run `{run.run_id}`, export `{record.fingerprint}`",
-            *(f"- changed during the run: {_name(line)}" for line in run.accepted_drift),
+            *(f"- changed during the run: {plain_name(line)}" for line in run.accepted_drift),
             "",
             f"Order: {_order(options)}. A hash of the row's id decides its split.",
             "",
@@ -141,26 +138,12 @@ def _header(record: ExportRecord, options: ExportOptions) -> list[str]:
     ]
 
 
-def _form_lines(record: ExportRecord, options: ExportOptions) -> list[str]:
+def _form_lines(
+    run: RunRecord, record: ExportRecord, options: ExportOptions, facts: RowFacts
+) -> list[str]:
     """Sentences on what the format keeps of what the model saw, and on rows that were cut."""
-    lines = []
-    if record.format == "tokens":
-        lines = [
-            (
-                "A row is a turn: `input_ids` are the prompt and the completion as the engine had "
-                "them, and `loss_mask` is 1 on the generated ones."
-            ),
-            "",
-        ]
-    elif record.format != "rows":
-        lines = [
-            (
-                "The messages are text, which a trainer renders with its chat template again. It "
-                "may add a system turn or leave out earlier reasoning; the format `tokens` has "
-                "exactly what the model saw."
-            ),
-            "",
-        ]
+    head, *losses = fidelity_lines(options, run.template, rows_cut_off=facts.finishes["length"])
+    lines = [head, "", *losses, *([""] if losses else [])]
     if record.rows_cut:
         lines += [
             (
@@ -183,25 +166,8 @@ def _split_rows(record: ExportRecord, options: ExportOptions) -> list[tuple[str,
 def _releases(facts: RowFacts) -> Counter[str]:
     rows: Counter[str] = Counter()
     for launch, count in facts.launches.items():
-        rows[_name(launch.release or launch.engine)] += count
+        rows[plain_name(launch.release or launch.engine)] += count
     return rows
-
-
-def _name(text: object) -> str:
-    """Format a name that a server, a model or a user chose, as plain text of the card.
-
-    It stays on its line and in its cell, whatever it contains, and is not read as markup.
-    """
-    plain = "".join(letter if letter.isprintable() else " " for letter in str(text))
-    short = plain if len(plain) <= _MAX_NAME else f"{plain[: _MAX_NAME - 1]}…"
-    return _MARKUP.sub(r"\\\g<0>", short).replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _code(text: str) -> str:
-    """Format a value as code, between more backticks than it has in a row."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
-    return f"{fence}{plain}{fence}" if len(fence) == 1 else f"{fence} {plain} {fence}"
 
 
 def _table(head: str, rows: Sequence[tuple[str, int]]) -> list[str]:
@@ -258,13 +224,13 @@ def launch_lines(
     shown, rest = launches[:_MAX_LAUNCHES], launches[_MAX_LAUNCHES:]
     numbered = list(enumerate(shown, start=1))
     return [
-        f"## Launches of {_name(model)}",
+        f"## Launches of {plain_name(model)}",
         "",
         _cells(_COLUMNS),
         _cells(["---"] * len(_COLUMNS)),
         *(_row(number, one, starts.get(one, []), rows[one]) for number, one in numbered),
         "",
-        *(f"- launch {number}: {_code(one.plan)}" for number, one in numbered if one.plan),
+        *(f"- launch {number}: {code(one.plan)}" for number, one in numbered if one.plan),
         *([_rest(rest, rows)] if rest else []),
         "",
     ]
@@ -277,9 +243,9 @@ def _rest(rest: Sequence[EngineLaunch], rows: Counter[EngineLaunch]) -> str:
 def _row(number: int, launch: EngineLaunch, starts: Sequence[EngineRun], num_rows: int) -> str:
     cells = [
         f"{number}",
-        _name(launch.engine),
-        _name(launch.release or _UNKNOWN),
-        *(_name(text) for text in _settings(launch.plan, starts)),
+        plain_name(launch.engine),
+        plain_name(launch.release or _UNKNOWN),
+        *(plain_name(text) for text in _settings(launch.plan, starts)),
         f"{len(starts):,}" if starts else _UNKNOWN,
         f"{num_rows:,}",
     ]

@@ -227,6 +227,15 @@ def test_example_is_an_ok_row_where_there_is_any(tmp_path: Path, completion: Bui
     assert example["row_id"] == "good"
 
 
+def test_example_has_no_flag_where_a_row_has_none(tmp_path: Path, completion: Build) -> None:
+    folder = fresh(tmp_path)
+    published(folder, "p1", [completion("flagged", flags=("looping",)), completion("clean")])
+    published(folder, "p2", [completion("latest", flags=("looping",))])
+    example = run_parts.example_completion(folder)
+    assert example is not None
+    assert example["row_id"] == "clean"
+
+
 def test_readers_can_load_the_data_set_during_a_run(
     tmp_path: Path, completion: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
