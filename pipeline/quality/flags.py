@@ -368,6 +368,8 @@ def is_refusal(answer: str) -> bool:
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 _ENDS_WORDS = 6
+# Six words, and the piece of a seventh.
+_ENDS_CHARACTERS = 400
 
 
 def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
@@ -376,11 +378,14 @@ def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
     An answer that corrects or reorders a text shares most of it too, but in another order.
     """
     limits = quality.copied_prompt
-    prompt = _WORD.findall(question.lower())
+    question, answer = question.lower(), answer.lower()
+    if not all(word in answer for word in _ends_of(question)):
+        return False
+    prompt = _WORD.findall(question)
     if len(prompt) < limits.min_words:
         return False
     most_words = int(len(prompt) / max(limits.min_share, 0.01)) + 1
-    words = islice(_WORD.finditer(answer.lower()), most_words + 1)
+    words = islice(_WORD.finditer(answer), most_words + 1)
     copy = [word.group() for word in words]
     if not copy or len(copy) > most_words:
         return False
@@ -397,6 +402,13 @@ def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
     copied_text = f" {' '.join(copy)} "
     ends = (prompt[:_ENDS_WORDS], prompt[-_ENDS_WORDS:])
     return all(f" {' '.join(end)} " in copied_text for end in ends)
+
+
+def _ends_of(question: str) -> list[str]:
+    """Return words of the question's ends, which every copy has; in a moment for a long one."""
+    head = _WORD.findall(question[:_ENDS_CHARACTERS])[:-1]
+    tail = _WORD.findall(question[-_ENDS_CHARACTERS:])[1:]
+    return [*head[:_ENDS_WORDS], *tail[-_ENDS_WORDS:]]
 
 
 # -- language

@@ -61,7 +61,7 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
     if _has_repeated_sentences(prose, blocks, limits.max_repeated_share):
         return True
     return any(
-        _has_few_distinct(window, limits.min_distinct_share)
+        _has_few_distinct(window, limits.min_distinct_share) and _is_of_words(window)
         for window in _windows(_WORDS.findall(prose.lower()), limits.window_words)
     )
 
@@ -198,12 +198,15 @@ def _sentences(prose: str) -> Iterator[str]:
 
 
 def _windows(words: list[str], window_words: int) -> Iterable[list[str]]:
-    """Yield windows of words that overlap by half, except those of mostly figures and marks."""
+    """Yield windows of words that overlap by half."""
     for start in range(0, len(words) - window_words + 1, max(1, window_words // 2)):
-        window = words[start : start + window_words]
-        num_letters = sum(word[0].isalpha() for word in window)
-        if num_letters >= _MIN_LETTERS_SHARE * window_words:
-            yield window
+        yield words[start : start + window_words]
+
+
+def _is_of_words(window: list[str]) -> bool:
+    """Tell a window of words from one of mostly figures and marks."""
+    num_letters = sum(word[0].isalpha() for word in window)
+    return num_letters >= _MIN_LETTERS_SHARE * len(window)
 
 
 def _has_few_distinct(window: list[str], min_share: float) -> bool:

@@ -165,7 +165,7 @@ class Publisher:
     def _commit_interval_s(self) -> float:
         if self.commit_interval_s is not None:
             return self.commit_interval_s
-        return self.writer.journals.folder.append_interval_s
+        return min(self.writer.journals.folder.append_interval_s, self._max_age_s)
 
     @property
     def _max_age_s(self) -> float:
