@@ -10,7 +10,7 @@ from functools import wraps
 from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from pipeline.dataset.journal import Journals, LeasedRow, journals_in
+from pipeline.dataset.journal import JournalName, Journals, LeasedRow, journals_in
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
 from pipeline.live.log import LogKeeper
@@ -243,14 +243,20 @@ class Coordinator:
         for name in journals_in(self._folder):
             if (name.session_id, name.worker_id) != (self._plan.session_id, worker_id):
                 continue
-            leased = self._journals.leased_rows(name)
-            stale = self._ledger.stale_rows(leased)
-            own = first_of_each(leased, stale)
-            part = self._journals.stage(name, without=set(range(len(leased))) - own.keys())
-            if part is not None:
-                self._accept(part, list(own.values()))
-                self.log(f"event=journal_published worker={worker_id} rows={part.num_rows}")
+            try:
+                self._publish_journal(name)
+            except FileNotFoundError:
+                # Its worker is alive after all, and has published it at this moment.
+                continue
             self._journals.remove(name)
+
+    def _publish_journal(self, name: JournalName) -> None:
+        leased = self._journals.leased_rows(name)
+        own = first_of_each(leased, self._ledger.stale_rows(leased))
+        part = self._journals.stage(name, without=set(range(len(leased))) - own.keys())
+        if part is not None:
+            self._accept(part, [own[position] for position in sorted(own)])
+            self.log(f"event=journal_published worker={name.worker_id} rows={part.num_rows}")
 
     def _judge_canary(self) -> None:
         """End the canary as soon as its verdict is certain; once it has passed, open the rest."""

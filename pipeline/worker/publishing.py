@@ -16,6 +16,7 @@ from pipeline.worker.ports import Engine, LeaseBook
 from pipeline.worker.row import Row, row_completion
 from schemas.completion import Completion, QualityFlag
 from schemas.config.run_file import RunFile
+from schemas.manifest import Part
 from schemas.prompt import Problem
 from schemas.units import MIB
 
@@ -215,15 +216,27 @@ class Publisher:
         if self._drops_flagged:
             journal.dropped |= journal.flagged
         while True:
-            part = await asyncio.to_thread(
-                self.writer.journals.stage, journal.name, without=journal.dropped
-            )
+            kept = [n for n in range(len(journal.leased)) if n not in journal.dropped]
+            part = await self._staged(journal)
             if part is None:
                 break
-            kept = [n for n in range(len(journal.leased)) if n not in journal.dropped]
+            if part.num_rows != len(kept):
+                # Begun anew after the coordinator, which took this worker for dead, removed it.
+                self.log(f"event=stale_rows worker={self.worker_id} rows={len(kept)}")
+                return
             stale = await self.book.publish(part, [journal.leased[n] for n in kept])
             if not stale:
                 break
             self.log(f"event=stale_rows worker={self.worker_id} rows={len(stale)}")
             journal.dropped |= {n for n in kept if journal.leased[n] in stale}
         await asyncio.to_thread(self.writer.journals.remove, journal.name)
+
+    async def _staged(self, journal: _OpenJournal) -> Part | None:
+        """Stage a journal's rows; None without any, or when the coordinator has taken it over."""
+        try:
+            return await asyncio.to_thread(
+                self.writer.journals.stage, journal.name, without=journal.dropped
+            )
+        except FileNotFoundError:
+            self.log(f"event=stale_rows worker={self.worker_id} rows={len(journal.leased)}")
+            return None

@@ -1,7 +1,7 @@
 """The coordinator without Ray: when rows are handed out, who is asked back, what a crowd costs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +228,20 @@ def test_rows_of_a_lease_that_is_lost_are_not_published_from_its_journal(
     book.worker_ended("w0", "its process died")
     assert published(book) == ["q1", "q2"]
     assert taken(book, "w1").rows == (0, 3)
+
+
+def test_journal_that_vanishes_was_published_by_its_worker(
+    coordinator: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = coordinator(4, engines=2)
+    commit(book, "w0", taken(book, "w0"), [0])
+
+    def gone(self: LocalFolder, name: str) -> Iterator[bytes]:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(LocalFolder, "read_records", gone)
+    book.worker_ended("w0", "its process died")
+    assert taken(book, "w1").rows == (0, 1, 2, 3)
 
 
 def test_truncated_commit_costs_its_own_rows_alone(coordinator: Build) -> None:

@@ -262,6 +262,27 @@ def test_cleared_rows_are_not_published(publisher: Setting) -> None:
     assert asyncio.run(flushed()) == []
 
 
+def test_journal_that_the_coordinator_took_over_is_left_to_it(publisher: Setting) -> None:
+    # Taken for dead, a worker goes on until it hears of it.
+    async def flushed() -> list[str]:
+        rows, book, lines = publisher()
+        finished(rows, 0)
+        await looked_at(rows)
+        book.folder.remove("staging/journal-s-w0-000001-rows")
+        await rows.flush_all()
+        assert lines == ["event=stale_rows worker=w0 rows=1"]
+        finished(rows, 1)
+        await looked_at(rows)
+        book.folder.remove("staging/journal-s-w0-000002-rows")
+        finished(rows, 2)
+        await rows.flush_all()
+        assert lines[1:] == ["event=stale_rows worker=w0 rows=2"]
+        assert rows.num_unflushed == 0
+        return book.ids()
+
+    assert asyncio.run(flushed()) == []
+
+
 def test_window_counts_the_last_good_rows_outside_the_canary(publisher: Setting) -> None:
     rows, _, _ = publisher(window_rows=2)
     finished(rows, 0, ("empty_answer",))
