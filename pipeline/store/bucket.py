@@ -170,6 +170,7 @@ class StoreFolder(Folder):
     def remove_records(self, name: str) -> None:
         for each in self.names(name):
             self.remove(f"{name}/{each}")
+        self._store.remove_tree(name)
 
     def replace_lines(self, name: str, lines: Sequence[bytes]) -> None:
         """Write the new lines first: a process that dies here duplicates lines, and loses none."""

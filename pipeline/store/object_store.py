@@ -163,6 +163,13 @@ class Store:
         except FileNotFoundError:
             return
 
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder with its marker, which a store keeps for one that became empty."""
+        try:
+            self._retrying(lambda: self._filesystem.delete_dir(self._path(name)))
+        except FileNotFoundError:
+            return
+
     def remove_folder(self, name: str) -> None:
         path = self._path(name)
         self._retrying(lambda: self._filesystem.delete_dir_contents(path, missing_dir_ok=True))

@@ -224,6 +224,17 @@ def test_replaced_lines_stand_alone_and_take_more(memory: Callable[..., StoreFol
     assert len(folder.names("lines")) == 1
 
 
+def test_removed_log_of_records_leaves_no_name_in_a_store(bucket: str) -> None:
+    folder = open_folder(bucket)
+    folder.append_record("staging/log", b"one")
+    folder.append_record("staging/log", b"two")
+    assert list(open_folder(bucket).read_records("staging/log")) == [b"one", b"two"]
+    assert folder.names("staging") == ["log"]
+    folder.remove_records("staging/log")
+    assert folder.names("staging") == []
+    folder.remove_records("staging/log")
+
+
 def test_folder_of_another_process_is_another_writer(bucket: str) -> None:
     folder = open_folder(bucket)
     folder.append_line("lines", b"1\n")
