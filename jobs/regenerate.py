@@ -23,8 +23,8 @@ from pipeline.console.commands import program
 from pipeline.console.console import open_console
 from pipeline.errors import (
     ConfigError,
-    CoordinatorLostError,
     PipelineError,
+    RayLostError,
 )
 from pipeline.planner.estimate.figures import duration
 from schemas.config.reader import read_run_file
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.dry_run:
                 return _dry_run(config, arguments, console)
             return _run(config, arguments, console)
-        except CoordinatorLostError as error:
+        except RayLostError as error:
             _log_resume(console, arguments)
             console.report_error(error)
             return WITH_ERRORS

@@ -29,8 +29,8 @@ class EngineGivenUpError(EngineError):
     """The engine cannot be mended by a restart. The worker ends and reports the cause."""
 
 
-class CoordinatorLostError(PipelineError):
-    """The coordinator's process is gone. `jobs` exits with 3: the same command resumes."""
+class RayLostError(PipelineError):
+    """Ray, or the coordinator on it, is gone. `jobs` exits with 3: the same command resumes."""
 
 
 class DriverLostError(PipelineError):

@@ -41,6 +41,7 @@ CHARTS = "pipeline.report.charts"
 COURSE = "pipeline.report.course"
 CONSOLE = "pipeline.console"
 WORKER = "pipeline.worker"
+CONNECTION = "pipeline.run.connection"
 RUN = "pipeline.run"
 PLANNER = {CARDS, SGLANG, MEMORY, LENGTHS, RATE, ESTIMATE}
 
@@ -74,7 +75,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     RECIPES: {DATASET, SOURCES, RUN_FILE, *PLANNER},
     CONSOLE: {LIVE, STORE},
     WORKER: {QUALITY, DATASET},
+    CONNECTION: set(),
     RUN: {
+        CONNECTION,
         *(WORKER, ENGINES, REPORT, CONSOLE, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
         *(CHAT_TEMPLATE, *PLANNER),
     },
@@ -87,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Package: the folders, or single modules, through which it comes in.
 DOORS: dict[str, set[str]] = {
-    "ray": {RUN},
+    "ray": {RUN, CONNECTION},
     "openai": {ENGINES},
     # HTTP of `openai`, with the errors of its transport.
     "httpx2": {ENGINES},
@@ -110,7 +113,7 @@ DOORS: dict[str, set[str]] = {
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},
-    "time": {"pipeline.store.object_store", CONSOLE, ENGINES, WORKER, RUN, "jobs"},
+    "time": {"pipeline.store.object_store", CONSOLE, ENGINES, WORKER, RUN, CONNECTION, "jobs"},
 }
 
 # First words of a docstring that is a fragment rather than a sentence.

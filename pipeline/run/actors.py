@@ -1,4 +1,4 @@
-"""The worker as a Ray actor, and the coordinator behind Ray as its lease book."""
+"""Worker and coordinator as Ray actors, and the coordinator behind Ray as a lease book."""
 
 import asyncio
 import logging
@@ -12,9 +12,11 @@ from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import PipelineError
 from pipeline.quality.languages import language_detector
+from pipeline.run.coordinator import Coordinator
 from pipeline.run.placement import Place, this_place
 from pipeline.run.start_check import bypass_proxy
 from pipeline.run_file import with_row_budgets
+from pipeline.store.arrow import spare_pandas
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.run_folder import LOGS
 from pipeline.worker.worker import Worker
@@ -77,6 +79,7 @@ class WorkerActor:
     """A worker and its engine in a process of their own."""
 
     def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
+        spare_pandas()
         bypass_proxy()
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -142,3 +145,11 @@ class WorkerActor:
         self._worker.stop()
         # At once: the engine may need longer to end than the driver waits.
         await self._copy_log()
+
+
+class CoordinatorActor(Coordinator):
+    """The coordinator in a process of its own."""
+
+    def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
+        spare_pandas()
+        super().__init__(plan, row_states)

@@ -5,9 +5,7 @@ coordinator stays on the driver's node and ends with it.
 """
 
 import contextlib
-import logging
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,9 +14,9 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from pipeline.errors import ConfigError, CoordinatorLostError, EngineError, PipelineError
-from pipeline.run.actors import WorkerActor
-from pipeline.run.coordinator import Coordinator
+from pipeline.errors import ConfigError, EngineError, PipelineError, RayLostError
+from pipeline.run.actors import CoordinatorActor, WorkerActor
+from pipeline.run.connection.connect import connect
 from pipeline.run.placement import (
     Hold,
     Node,
@@ -30,7 +28,6 @@ from pipeline.run.placement import (
     num_places,
     on_this_node,
 )
-from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.progress import Progress
 from schemas.session import SessionPlan
@@ -40,8 +37,6 @@ _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
 _COORDINATOR_WAITS_S = 10.0
-# Ray carries leases and reports only; its default is a third of the machine's memory.
-_LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 
 
 @dataclass(slots=True)
@@ -100,7 +95,7 @@ class Cluster:
     def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]:
         """Wait a moment, replace workers that died, and return the progress and log lines.
 
-        Raises DriverLostError when the folder was taken over, CoordinatorLostError when the
+        Raises DriverLostError when the folder was taken over, RayLostError when the
         coordinator is gone, ConfigError when the folder cannot be written, and any error that is a
         bug in a worker.
         """
@@ -244,11 +239,11 @@ class Cluster:
 @contextlib.contextmanager
 def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
     """Connect to Ray, or start one here, and start the coordinator. All ends with the block."""
-    dashboard = _connect(plan.config)
+    dashboard = connect(plan.config)
     try:
         # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
-        coordinator: Any = ray.remote(Coordinator).options(**options).remote(plan, row_states)
+        coordinator: Any = ray.remote(CoordinatorActor).options(**options).remote(plan, row_states)
         cluster = Cluster(plan=plan, coordinator=coordinator, dashboard=dashboard)
         try:
             yield cluster
@@ -259,42 +254,6 @@ def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
             ray.kill(coordinator)
     finally:
         ray.shutdown()
-
-
-def _connect(config: RunFile) -> str | None:
-    """Join the cluster, or start a Ray here. Return the address of its dashboard."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's default is 15: workers would get a thirtieth of a core that an engine uses too.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
-    if address:
-        return _join(address)
-    engine = config.engine
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(engine.cpus * (engine.num_workers or 1))),
-        include_dashboard=False,
-        object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    return None
-
-
-def _join(address: str) -> str | None:
-    try:
-        joined = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        hint = (
-            ""
-            if os.environ.get("RAY_AUTH_MODE")
-            else "; a cluster with tokens needs RAY_AUTH_MODE=token"
-        )
-        raise ConfigError(
-            f"cluster.address: cannot join the Ray cluster at {address}: {error}{hint}"
-        ) from None
-    return f"http://{joined.dashboard_url}" if joined.dashboard_url else None
 
 
 @contextlib.contextmanager
@@ -312,7 +271,7 @@ def _as_raised_there(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"output.folder: cannot be written: {_original(error)}") from None
     except RayActorError:
-        raise CoordinatorLostError(
+        raise RayLostError(
             "the coordinator's process died; published rows are kept, and the same command resumes"
         ) from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.running import ROOT, Run, free_port, is_listening, wait_until
+from tests.fakes.running import ROOT, Run, below, free_port, is_listening, wait_until
 
 RAY_COMMAND = str(Path(sys.executable).with_name("ray"))
 _ENVIRONMENT = {
@@ -27,6 +27,12 @@ class Head:
     address: str
     url: str
     metrics_port: int
+    pid: int
+
+    def actor_pid(self, name: str) -> int:
+        """Return the process of an actor of this class: other Rays may run on the machine."""
+        words = f"ray::{name}"
+        return next(p.pid for p in below(self.pid) if words in " ".join(p.cmdline()))
 
     def submit(self, run: Run, name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Submit as a user does, and wait for the job's end."""
@@ -53,8 +59,10 @@ def ray_head() -> Iterator[Head]:
     options = ["--num-cpus=4", "--num-gpus=2", "--object-store-memory=80000000"]
     options += [f"--port={port}", f"--dashboard-port={dashboard_port}"]
     options += [f"--metrics-export-port={metrics_port}"]
-    # Each head of a machine has an agent, and their default port is one.
+    # Heads share a machine: none may have a default port.
     options += [f"--dashboard-agent-listen-port={free_port()}"]
+    options += [f"--ray-client-server-port={free_port()}"]
+    options += ["--no-monitor", "--include-log-monitor=False"]
     with pytest.MonkeyPatch.context() as environment:
         for name, value in _ENVIRONMENT.items():
             environment.setenv(name, value)
@@ -69,6 +77,7 @@ def ray_head() -> Iterator[Head]:
                 address=f"127.0.0.1:{port}",
                 url=f"http://127.0.0.1:{dashboard_port}",
                 metrics_port=metrics_port,
+                pid=process.pid,
             )
         finally:
             process.terminate()

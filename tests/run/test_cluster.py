@@ -19,7 +19,7 @@ from tests.fakes.scripted_server import Reply, ScriptedServer, answer, serving
 pytestmark = pytest.mark.ray
 
 GPUS_A_NODE, TP = 4, 2
-# Six workers need 25 s for them before the delay ends.
+# Six workers need 50 s for them before the delay ends.
 NUM_ROWS = 600
 
 
@@ -71,7 +71,7 @@ def call_back(nodes: Cluster, node: Any) -> None:  # noqa: ANN401
 def test_nodes_that_go_cost_no_row_and_one_that_joins_gets_workers(
     tmp_path: Path, nodes: Cluster
 ) -> None:
-    delay_s = [1.0]
+    delay_s = [2.0]
 
     def slow_at_first(request: dict[str, Any], number: int) -> Reply:
         return replace(answer(request, number), delay_s=delay_s[0])

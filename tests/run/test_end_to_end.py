@@ -154,9 +154,9 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
 
 @pytest.mark.parametrize("victim", ["driver", "worker", "engine", "coordinator"])
 def test_kill_in_mid_run_costs_seconds_and_no_row(
-    tmp_path: Path, cluster: str, model_file: Path, victim: str
+    tmp_path: Path, head: Head, model_file: Path, victim: str
 ) -> None:
-    run = new_run(tmp_path, questions(1000), cluster, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(1000), head.address, engine=embedded(model_file))
     process = run.start()
     run.wait_for_rows(50, process)
     match victim:
@@ -165,9 +165,9 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         case "engine":
             kill(engine_pids(run.folder)[0])
         case "worker":
-            kill(actor_pid("WorkerActor"))
+            kill(head.actor_pid("WorkerActor"))
         case "coordinator":
-            kill(actor_pid("Coordinator"))
+            kill(head.actor_pid("Coordinator"))
     result = ended(process)
     wait_until(lambda: not engine_pids(run.folder))
     if victim in ("engine", "worker"):
@@ -180,14 +180,6 @@ def test_kill_in_mid_run_costs_seconds_and_no_row(
         assert again.code == 0, again.err
     each_once(run, 1000)
     assert run.status()["rows_done"] == 1000
-
-
-def actor_pid(name: str) -> int:
-    return next(
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if f"ray::{name}" in " ".join(process.info["cmdline"] or [])
-    )
 
 
 @pytest.mark.slow
@@ -597,10 +589,16 @@ def test_broken_file_in_the_data_folder_is_left_out_and_reported(
     assert {file.suffix for file in (run.folder / "data").iterdir()} == {".parquet"}
 
 
-def test_no_process_outlives_a_killed_driver(tmp_path: Path, model_file: Path) -> None:
+def test_private_ray_is_small_and_unreachable_and_ends_with_a_killed_driver(
+    tmp_path: Path, model_file: Path
+) -> None:
     run = new_run(tmp_path, questions(3000), engine=embedded(model_file))
     process = run.start()
     run.wait_for_rows(50, process)
+    commands = [" ".join(p.cmdline()) for p in below(process.pid)]
+    unused = ("dashboard", "DashboardAgent", "RuntimeEnvAgent", "monitor.py")
+    assert not [c for c in commands if any(name in c.partition(" --")[0] for name in unused)]
+    assert listening_ips(process.pid) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     # Ray's own agents notice after a minute; what is ours is gone in seconds.
     ours = ("WorkerActor", "Coordinator", "guard.py", "embedded_server.py")
     family = [p for p in below(process.pid) if any(name in " ".join(p.cmdline()) for name in ours)]
@@ -610,6 +608,15 @@ def test_no_process_outlives_a_killed_driver(tmp_path: Path, model_file: Path) -
     wait_until(
         lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
     )
+
+
+def listening_ips(pid: int) -> set[str]:
+    """Return the addresses at which a process and those below it accept connections."""
+    processes = [psutil.Process(pid), *below(pid)]
+    sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+    found = {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    assert found
+    return found
 
 
 def test_signal_while_prompts_are_read_gives_the_folder_free(tmp_path: Path) -> None:

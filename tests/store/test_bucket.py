@@ -22,7 +22,7 @@ from pyarrow import fs
 from jobs import export, regenerate
 from pipeline.dataset.run_record import read_manifest
 from pipeline.dataset.sources.files import list_input
-from pipeline.errors import ConfigError, CoordinatorLostError, ResumeError
+from pipeline.errors import ConfigError, RayLostError, ResumeError
 from pipeline.store import lock
 from pipeline.store.bucket import StoreFolder, open_folder
 from pipeline.store.folder import Folder, LocalFolder
@@ -318,9 +318,9 @@ def test_lock_that_cannot_be_given_back_hides_no_error(
     def run() -> None:
         with holding:
             flaky.failures = 1000
-            raise CoordinatorLostError("the coordinator is gone")
+            raise RayLostError("the coordinator is gone")
 
-    with pytest.raises(CoordinatorLostError, match="gone"):
+    with pytest.raises(RayLostError, match="gone"):
         run()
     assert len(lines) == 1
     assert lines[0].startswith("event=warning the driver's lock cannot be removed: memory://")

@@ -1,0 +1,1 @@
+"""The connection to Ray: a cluster that is joined, or a private Ray started here."""

@@ -1,0 +1,35 @@
+"""Connect the driver to Ray: join the cluster of the run file, or start a private Ray."""
+
+import math
+import os
+
+import ray
+
+from pipeline.errors import RayLostError
+from pipeline.run.connection.joined import join_ray
+from pipeline.run.connection.private import start_ray
+from schemas.config.run_file import RunFile
+
+
+def connect(config: RunFile) -> str | None:
+    """Return the address of Ray's dashboard; None for a private Ray, which has none.
+
+    Raises ConfigError for a cluster that cannot be joined, and RayLostError when no private Ray
+    starts: nothing of it is left then.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's default is 15: workers would get a thirtieth of a core that an engine uses too.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if address := config.cluster.address or os.environ.get("RAY_ADDRESS"):
+        return join_ray(address)
+    engine = config.engine
+    try:
+        start_ray(num_cpus=engine.num_workers and math.ceil(engine.cpus * engine.num_workers))
+    except Exception as error:  # Ray documents no list of them
+        ray.shutdown()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RayLostError(
+            f"Ray does not start on this machine: {reason}; the same command resumes"
+        ) from error
+    return None

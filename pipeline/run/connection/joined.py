@@ -1,0 +1,81 @@
+"""Join the Ray cluster at `cluster.address`, or say in one line why that cannot be."""
+
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from pathlib import Path
+
+import ray
+
+from pipeline.errors import ConfigError
+
+_PATIENCE_S = 60.0
+_RETRY_S = 1.0
+
+
+def join_ray(address: str) -> str | None:
+    """Join the cluster. Return the address of its dashboard. Raises ConfigError."""
+    check_token_file()
+    if address != "auto":
+        await_address(address, patience_s=_PATIENCE_S)
+    try:
+        joined = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # noqa: BLE001  # Ray documents no list of them
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        has_mode = os.environ.get("RAY_AUTH_MODE")
+        hint = "" if has_mode else "; a cluster with tokens needs RAY_AUTH_MODE=token"
+        raise ConfigError(
+            f"cluster.address: cannot join the Ray cluster at {address}: {reason}{hint}"
+        ) from None
+    return f"http://{joined.dashboard_url}" if joined.dashboard_url else None
+
+
+def await_address(address: str, *, patience_s: float) -> None:
+    """Wait until something listens there: Ray itself would wait for many minutes.
+
+    Raises ConfigError for what is no address and when nothing listens for `patience_s`.
+    """
+    host, port = _host_and_port(address)
+    gives_up_s = time.monotonic() + patience_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=patience_s).close()
+        except OSError as error:
+            if time.monotonic() + _RETRY_S >= gives_up_s:
+                raise ConfigError(
+                    f"cluster.address: no Ray cluster answered at {address} within "
+                    f"{patience_s:g} s: {error.strerror or error}"
+                ) from None
+        else:
+            return
+        time.sleep(_RETRY_S)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    matched = re.fullmatch(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
+    port = int(matched[2]) if matched else 0
+    if matched is None or not 0 < port < 65536:
+        raise ConfigError(
+            f"cluster.address: found {address!r}, expected HOST:PORT, ray://HOST:PORT or auto"
+        )
+    return matched[1].strip("[]"), port
+
+
+def check_token_file() -> None:
+    """Refuse a token of Ray that others can read: it is the right to run code as this user."""
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return
+    # A file that this user cannot change, as a mounted secret, is its owner's to protect.
+    if mode & 0o077 and os.access(path, os.W_OK):
+        raise ConfigError(
+            f"{path}: other users can read Ray's token (mode {mode:04o}); "
+            f"run `chmod 600 {path}`, or better make a new token"
+        )
