@@ -22,7 +22,7 @@ import yaml
 import jobs.status
 
 ROOT = Path(__file__).resolve().parents[2]
-_WAIT_S = 90.0
+_WAIT_S = 180.0
 
 
 @dataclass(slots=True, kw_only=True)
