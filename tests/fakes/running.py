@@ -131,6 +131,9 @@ def write_run_file(run: Run, **settings: object) -> None:
         standing = values.get(section)
         merges = isinstance(standing, dict) and isinstance(given, dict)
         values[section] = {**standing, **given} if merges else given  # type: ignore[dict-item]
+    if values.get("engine", {}).get("kind") == "endpoint":
+        # The name of the scripted servers' model.
+        values["engine"] = {"served_model_name": "m", **values["engine"]}
     run.run_file.write_text(yaml.safe_dump(values))
 
 
