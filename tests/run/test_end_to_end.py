@@ -596,7 +596,7 @@ def test_private_ray_is_small_and_unreachable_and_ends_with_a_killed_driver(
     process = run.start()
     run.wait_for_rows(50, process)
     commands = [" ".join(p.cmdline()) for p in below(process.pid)]
-    unused = ("dashboard", "DashboardAgent", "RuntimeEnvAgent", "monitor.py")
+    unused = ("dashboard.py", "DashboardAgent", "RuntimeEnvAgent", "monitor.py")
     assert not [c for c in commands if any(name in c.partition(" --")[0] for name in unused)]
     assert listening_ips(process.pid) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     # Ray's own agents notice after a minute; what is ours is gone in seconds.
