@@ -128,12 +128,19 @@ def _with_absolute_paths(config: RunFile) -> RunFile:
             update={
                 "model_file": engine.model_file and str(Path(engine.model_file).absolute()),
                 "python": engine.python and str(Path(engine.python).absolute()),
+                "command": [_absolute_program(word) for word in engine.command[:1]]
+                + engine.command[1:],
             }
         ),
     }
     if Path(config.model).is_dir():
         changes["model"] = str(Path(config.model).absolute())
     return config.model_copy(update=changes)
+
+
+def _absolute_program(word: str) -> str:
+    """Make a path to a program absolute; a name without a slash is looked up on each node."""
+    return str(Path(word).absolute()) if "/" in word else word
 
 
 def _absolute_folder(config: RunFile) -> str:

@@ -69,14 +69,15 @@ class Run:
 
 
 def start_job(
-    run_file: Path, *arguments: str, ray_address: str | None = None
+    run_file: Path, *arguments: str, ray_address: str | None = None, folder: Path = ROOT
 ) -> "subprocess.Popen[str]":
     """`ray_address` is the cluster to join; None: a local Ray of its own."""
     address = {"RAY_ADDRESS": ray_address} if ray_address else {}
     return subprocess.Popen(
-        [sys.executable, "-m", "jobs.regenerate", str(run_file), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **address},
+        # -P: nothing is imported from the folder, as for the console script.
+        [sys.executable, "-P", "-m", "jobs.regenerate", str(run_file), *arguments],
+        cwd=folder,
+        env={**os.environ, **address, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -32,6 +32,7 @@ from tests.fakes.running import (
     new_run,
     printed_json,
     questions,
+    start_job,
     wait_until,
     write_run_file,
 )
@@ -593,7 +594,10 @@ def test_private_ray_is_small_and_unreachable_and_ends_with_a_killed_driver(
     tmp_path: Path, model_file: Path
 ) -> None:
     run = new_run(tmp_path, questions(3000), engine=embedded(model_file))
-    process = run.start()
+    of_that_name = tmp_path / "elsewhere" / "pipeline" / "__init__.py"
+    of_that_name.parent.mkdir(parents=True)
+    of_that_name.write_text("raise RuntimeError('a package of the user, not ours')")
+    process = start_job(run.run_file, folder=tmp_path / "elsewhere")
     run.wait_for_rows(50, process)
     commands = [" ".join(p.cmdline()) for p in below(process.pid)]
     unused = ("dashboard.py", "DashboardAgent", "RuntimeEnvAgent", "monitor.py")

@@ -1,7 +1,9 @@
 """Connect the driver to Ray: join the cluster of the run file, or start a private Ray."""
 
+import contextlib
 import math
 import os
+from pathlib import Path
 
 import ray
 
@@ -9,6 +11,10 @@ from pipeline.errors import RayLostError
 from pipeline.run.connection.joined import join_ray
 from pipeline.run.connection.private import start_ray
 from schemas.config.run_file import RunFile
+
+# Ray puts the driver's current folder at the head of its workers' import path. A user's folder may
+# have a `pipeline` of its own, which workers would import.
+_FOLDER_OF_OUR_PACKAGES = Path(__file__).resolve().parents[3]
 
 
 def connect(config: RunFile) -> str | None:
@@ -21,6 +27,11 @@ def connect(config: RunFile) -> str | None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's default is 15: workers would get a thirtieth of a core that an engine uses too.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    with contextlib.chdir(_FOLDER_OF_OUR_PACKAGES):
+        return _connect(config)
+
+
+def _connect(config: RunFile) -> str | None:
     if address := config.cluster.address or os.environ.get("RAY_ADDRESS"):
         return join_ray(address)
     engine = config.engine
