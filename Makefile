@@ -78,6 +78,24 @@ schema: $(STAMP) ## write the JSON Schema of the run file next to the ready run 
 	$(BIN)/python -c 'from pipeline.recipes.schema import schema_text; print(schema_text(), end="")' \
 	  > jobs/runs/regenerate.schema.json
 
+reference: $(STAMP) ## write the reference of the run file and the planner's picture in docs/
+	$(BIN)/python -c 'from pipeline.recipes.reference import reference_text; print(reference_text(), end="")' \
+	  > docs/run-file.md
+	$(BIN)/python -m tests.docs.pictures
+
+# Outside the checkout, because Ray uploads all files in it.
+DOCS_ENV ?= $(HOME)/.cache/regenerate/docs
+
+docs: $(DOCS_ENV)/.installed ## build the site of docs/ into site/; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --strict
+
+.PHONY: docs
+
+$(DOCS_ENV)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS_ENV)
+	$(DOCS_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 planner-score: $(STAMP) ## score the memory planner on launches of known outcome
 	$(BIN)/python -m tests.scores.score_planner
 
@@ -132,6 +150,6 @@ plan: $(STAMP) ## find the best launch for a run file: make plan RUN=…
 	$(BIN)/python -m jobs.plan $(RUN)
 
 clean: ## remove the environment, the caches and the demo's output
-	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) out build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -19,6 +19,8 @@ class EngineConfig(Section):
     """Engines that answer the requests."""
 
     kind: EngineKind = "embedded"
+    """`embedded`: llama.cpp with a small model; `endpoint`: servers that are running;
+    `sglang`: SGLang, which the worker starts, watches and stops."""
     count: Annotated[int, Field(ge=1)] | None = 1
     """Engines to start, one worker each. Null: as many as fit on the cluster's GPUs, and more as
     nodes join. An `endpoint` run has one worker per base URL instead."""
@@ -26,6 +28,7 @@ class EngineConfig(Section):
     """Requests in flight per engine. If not given, sglang uses the limit of the launch and the
     engine; 16 if neither has one."""
     base_urls: list[str] = []
+    """endpoint: servers, one worker each, for example `http://127.0.0.1:30000/v1`."""
     api_key_env: str | None = None
     """Environment variable with the endpoints' API key."""
     served_model_name: str | None = None
@@ -37,6 +40,7 @@ class EngineConfig(Section):
     request_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`."""
     min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
+    """Slowest generation of one request, for `request_timeout_s`."""
     ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Time limit for the first good answer. Null: 120 s embedded, 20 s endpoint; sglang: no limit
     while the start makes progress."""

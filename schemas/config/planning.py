@@ -13,11 +13,13 @@ class HardwareConfig(Section):
     gpu: Annotated[str, Field(min_length=1)]
     """Card of the catalogue, in any usual spelling."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of cards."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory of a card that is not in the catalogue, or instead of the catalogue's figure."""
     usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     """Your own price. Null: the catalogue's list prices."""
     spot_usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
+    """Your own price on spot. Null: the catalogue's."""
 
 
 class LengthsConfig(Section):
@@ -39,6 +41,7 @@ class EstimateConfig(Section):
     accept_length: Annotated[float, Field(ge=1, le=16)] | None = None
     """Measured mean of tokens kept per verify step with `draft_tokens`. Null: 2.6 of 4, assumed."""
     draft_tokens: Annotated[int, Field(ge=2, le=16)] = 4
+    """Tokens verified per step, the one of the model itself included."""
     storage_gb_per_s: Annotated[float, Field(gt=0)] = 1.0
     """Rate at which one replica reads its weights, in 10^9 bytes/s."""
     hours_between_preemptions: Annotated[float, Field(gt=0)] = 12.0
@@ -62,9 +65,16 @@ class PlannerConfig(Section):
     model_config_path: PathText | None = None
     """A config.json or its folder. Null: looked up by the model's name."""
     weights_format: str | None = None
+    """Format of the weights, such as fp8. Null: from the model's config."""
     allow_mtp: bool = True
+    """Try speculative decoding with the model's own draft head."""
     allow_prefix_cache: bool = True
+    """Try launches with the prefix cache on."""
     allow_attention_dp: bool = True
+    """Try data parallelism of the attention layers."""
     allow_pipeline: bool = True
+    """Try pipeline stages, on cards without NVLink."""
     allow_kv_dtype: bool = False
+    """Try an 8-bit KV cache."""
     allow_state_dtype: bool = False
+    """Try 16-bit states of linear attention."""

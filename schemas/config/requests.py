@@ -71,6 +71,7 @@ class PromptsConfig(Section):
     id_column: str | None = None
     """Column with unique row ids. Null: a hash of each row's content is its id."""
     keep_columns: list[str] = []
+    """Columns that are carried to the output under their own names."""
     row_settings: dict[RowSetting, str] | None = None
     """Columns with settings of single rows: `{max_tokens: budget, thinking: think}`.
 
@@ -78,6 +79,7 @@ class PromptsConfig(Section):
     present; `{}`: none.
     """
     limit: Annotated[int, Field(ge=1, le=_MAX_INT64)] | None = None
+    """Number of rows to read, from the first. Null: all."""
 
     @property
     def fits_system_turns(self) -> bool:
@@ -111,12 +113,19 @@ class SamplingConfig(Section):
     """Sampling parameters of every request; null leaves a value to the server."""
 
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = 0.6
+    """Randomness; 0 always takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
+    """Sample from the likeliest tokens that have this probability together."""
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = 20
+    """Sample from this many of the likeliest tokens; -1 or 0: from all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leave out tokens less likely than this share of the likeliest one."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted from the logit of each token that is in the completion."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted once for each time that the token is in the completion."""
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    """Divides positive logits of tokens that have been used; 1: none."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = 4096
     """Token budget of one completion. Null: what the server's context leaves."""
     seed: Annotated[int, Field(ge=0, le=_MAX_INT64)] | None = 7

@@ -31,7 +31,9 @@ class RunFile(Section):
 
     prompts: PromptsConfig
     model: Annotated[str, Field(min_length=1)]
+    """Name on the hub, or a folder."""
     thinking: bool = True
+    """Request thinking, by the switch of the model's chat template."""
     reasoning_in_history: bool = False
     """Send the reasoning of earlier turns back to the model."""
     chat_template_kwargs: dict[str, JsonValue] = {}
@@ -40,6 +42,7 @@ class RunFile(Section):
     request: dict[str, JsonValue] = {}
     """Further fields of every request's body, such as `custom_params: {thinking_budget: 2048}`."""
     samples_per_prompt: Annotated[int, Field(ge=1)] = 1
+    """Completions of each prompt, each with a seed of its own."""
     engine: EngineConfig = EngineConfig()
     retry: RetryConfig = RetryConfig()
     work: WorkConfig = WorkConfig()
@@ -47,6 +50,7 @@ class RunFile(Section):
     cluster: ClusterConfig = ClusterConfig()
     events: EventsConfig = EventsConfig()
     hardware: list[HardwareConfig] = []
+    """Cards for planner and estimate; one entry for each option."""
     lengths: LengthsConfig = LengthsConfig()
     planner: PlannerConfig = PlannerConfig()
     estimate: EstimateConfig = EstimateConfig()

@@ -12,8 +12,11 @@ class RetryConfig(Section):
     """Retries of requests that failed through no fault of their row."""
 
     max_attempts: Annotated[int, Field(ge=1)] = 6
+    """Attempts at one request; then its row fails, and a resume retries it."""
     backoff_initial_s: Annotated[float, Field(ge=0)] = 0.5
+    """Wait before the second attempt; it doubles with each further one."""
     backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
+    """Longest wait between attempts."""
     retry_after_max_s: Annotated[float, Field(ge=0)] = 120.0
     """Longest Retry-After of a server that is honoured."""
 
@@ -22,6 +25,7 @@ class WorkConfig(Section):
     """Shards and leases."""
 
     shard_rows: Annotated[int, Field(ge=1)] = 64
+    """Rows of one lease."""
     lease_ttl_s: Annotated[float, Field(ge=2)] = 60.0
     """A worker loses its leases after this long without a heartbeat."""
     max_shard_losses: Annotated[int, Field(ge=1)] = 10
@@ -29,6 +33,8 @@ class WorkConfig(Section):
 
 
 class OutputConfig(Section):
+    """The folder that a run writes."""
+
     folder: PathText
     """A path that all nodes share, or a prefix in an object store: `s3://bucket/run`."""
     flush_interval_s: Annotated[float, Field(gt=0)] | None = None
@@ -38,6 +44,8 @@ class OutputConfig(Section):
 
 
 class ClusterConfig(Section):
+    """The Ray cluster."""
+
     address: str | None = None
     """Address of Ray. Null: the cluster of the surrounding Ray job, else a new local Ray."""
     min_engines: Annotated[int, Field(ge=1)] = 1
