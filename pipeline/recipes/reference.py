@@ -18,7 +18,27 @@ default. A key that does not exist is refused by its name. `--set sampling.max_t
 a key on the command line. `null` is written `null` or left empty.
 
 `regenerate init` writes a first run file. Its first line names the JSON Schema of this page, with
-which editors complete and check the keys.
+which editors complete and check the keys. A longer one:
+
+```yaml
+prompts:
+  path: /shared/prompts.parquet
+  id_column: id
+  keep_columns: [category]
+model: Qwen/Qwen3.6-27B
+thinking: true
+sampling: {temperature: 0.6, top_p: 0.95, top_k: 20, max_tokens: 28672, seed: 7}
+engine:
+  kind: sglang
+  python: /opt/sglang/bin/python   # interpreter of SGLang's environment
+  count: null                      # as many engines as fit on the cluster
+  flags: [--reasoning-parser=qwen3]  # the worker plans the others
+output:
+  folder: /shared/run-1
+quality:
+  cut_in_thinking: {policy: retry, max_share: 0.05}
+  looping: {policy: retry}
+```
 """
 _TYPE_NAMES = {
     "integer": "whole number", "number": "number", "string": "text", "boolean": "true or false",

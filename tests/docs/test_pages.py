@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from jobs import cli
+from pipeline.console.events import EVENTS
 from pipeline.recipes.reference import reference_text
 from schemas.completion import COMPLETION_SCHEMA
 from schemas.config.run_file import RunFile
@@ -120,6 +121,24 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE))
     assert named <= targets
+
+
+def test_messages_of_the_remedies_are_those_of_the_sources() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text()
+    seen = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    events = {name for cell in seen for name in re.findall(r"event=(\w+)", cell)}
+    assert events <= EVENTS.keys()
+    messages = [text for cell in seen for text in re.findall(r'`([^`]*…[^`]*)`|"([^"]+)"', cell)]
+    source = strings_of_the_sources()
+    pieces = [piece.strip() for pair in messages for piece in "".join(pair).split("…")]
+    assert len(pieces) > 30
+    assert [piece for piece in pieces if piece.strip(" :;,") and piece not in source] == []
+
+
+def strings_of_the_sources() -> str:
+    """Return the sources, with texts that go over several lines joined."""
+    files = (file for room in ("jobs", "pipeline", "schemas") for file in (ROOT / room).rglob("*.py"))
+    return "\n".join(re.sub(r'"\n\s*f?"', "", file.read_text()) for file in files)
 
 
 def test_every_page_is_in_the_navigation() -> None:
