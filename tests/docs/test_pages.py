@@ -1,6 +1,7 @@
 """README and docs say what the commands do: each command is accepted, and the cheap ones run."""
 
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from jobs import cli
 from pipeline.console.events import EVENTS
 from pipeline.recipes.reference import reference_text
+from pipeline.store.folder import LocalFolder
 from schemas.completion import COMPLETION_SCHEMA
 from schemas.config.run_file import RunFile
 from tests.docs.pictures import PLAN_PICTURE, plan_picture
@@ -24,11 +26,20 @@ from tests.docs.reading import (
     links,
     shell_lines,
 )
+from tests.fakes.example_run import write_example_run
+from tests.fakes.published_run import conversation_row, published_run
 
 BLOCKS = blocks()
 COMMANDS = list(
     dict.fromkeys(line for block in BLOCKS for line in shell_lines(block) if command_words(line))
 )
+# Commands that read a run, without those that go on until they are stopped or need a store.
+FOLDER_COMMANDS = [
+    line
+    for line in COMMANDS
+    if re.search(r"(status|report|export|canary|--update-from) (FOLDER|out/)", line)
+    and not re.search(r"--watch|--serve|s3://", line)
+]
 CONSOLE = [block for block in BLOCKS if block.language == "console"]
 RUN_FILES = [block for block in BLOCKS if block.language == "yaml" and "output:" in block.text]
 MOST_README_WORDS = 1500
@@ -95,6 +106,29 @@ def test_commands_of_the_first_hour_run(
     assert "rows       1 to generate" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a finished run, `run`, and one that is watched, `example`."""
+    root = tmp_path_factory.mktemp("runs")
+    published_run(root, [conversation_row(f"r{n}", (f"answer {n}", None)) for n in range(5)])
+    write_example_run(LocalFolder(root / "example"), num_parts=6)
+    return root
+
+
+@pytest.mark.parametrize("line", FOLDER_COMMANDS)
+def test_command_on_a_run_works(line: str, runs: Path, tmp_path: Path) -> None:
+    found = command_words(line)
+    assert found is not None
+    module, words = found
+    kind = "run" if module == "jobs.export" else "example"
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / kind, copy)
+    if "--to" in words:
+        words[words.index("--to") + 1] = str(tmp_path / "export")
+    words = [str(copy) if word == "FOLDER" or word.startswith("out/") else word for word in words]
+    assert import_module(module).main(words) == 0
+
+
 @pytest.mark.parametrize("block", RUN_FILES, ids=lambda block: block.name)
 def test_run_file_is_valid(block: Block) -> None:
     assert RunFile.model_validate(yaml.safe_load(block.text))
@@ -137,7 +171,9 @@ def test_messages_of_the_remedies_are_those_of_the_sources() -> None:
 
 def strings_of_the_sources() -> str:
     """Return the sources, with texts that go over several lines joined."""
-    files = (file for room in ("jobs", "pipeline", "schemas") for file in (ROOT / room).rglob("*.py"))
+    files = (
+        file for room in ("jobs", "pipeline", "schemas") for file in (ROOT / room).rglob("*.py")
+    )
     return "\n".join(re.sub(r'"\n\s*f?"', "", file.read_text()) for file in files)
 
 
