@@ -40,13 +40,20 @@ def fidelity_lines(
 def _losses(
     options: ExportOptions, template: TemplateFacts | None, rows_cut_off: int
 ) -> Iterator[str]:
-    yield from _system_losses(template)
+    if options.format == "specforge":
+        # SpecForge 0.2.0 renders with chat templates of its own, by `data.chat_template`.
+        yield (
+            "SpecForge's own chat template may add another system turn than the model's to a "
+            "conversation without one."
+        )
+    else:
+        yield from _system_losses(template)
     if options.reasoning == "drop":
         yield "The reasoning is left out, as `--reasoning drop` says."
     elif options.reasoning == "inline" or options.format == "conversations":
         yield from _inline_losses(template)
     else:
-        yield from _reasoning_losses(template)
+        yield from _reasoning_losses(options, template)
     if rows_cut_off:
         yield (
             f"{rows_cut_off:,} generated rows ended at the limit of tokens. A trainer puts an end "
@@ -68,7 +75,7 @@ def _system_losses(template: TemplateFacts | None) -> Iterator[str]:
         )
 
 
-def _reasoning_losses(template: TemplateFacts | None) -> Iterator[str]:
+def _reasoning_losses(options: ExportOptions, template: TemplateFacts | None) -> Iterator[str]:
     if template is None or template.keeps_last_reasoning is None:
         yield "Whether the chat template keeps `reasoning_content` is not known."
     elif not template.keeps_last_reasoning:
@@ -76,7 +83,7 @@ def _reasoning_losses(template: TemplateFacts | None) -> Iterator[str]:
             "The model's chat template renders no `reasoning_content`, so a trainer that uses it "
             "sees no reasoning; `--reasoning inline` puts it into the text."
         )
-    elif template.keeps_earlier_reasoning is False:
+    elif template.keeps_earlier_reasoning is False and options.format != "speculators":
         yield (
             "The model's chat template leaves out the reasoning before the last user turn. A "
             "trainer that renders a whole conversation with it sees no reasoning in its earlier "

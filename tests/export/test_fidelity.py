@@ -12,7 +12,7 @@ KEEPS_ALL = TemplateFacts(
     source="a template", added_system="", keeps_earlier_reasoning=True, keeps_last_reasoning=True,
     cuts_answers=False,
 )  # fmt: skip
-TEXT_FORMATS: list[ExportFormat] = ["messages", "conversations", "specforge", "speculators"]
+TEXT_FORMATS: list[ExportFormat] = ["messages", "conversations", "speculators"]
 
 
 def lines(
@@ -50,6 +50,17 @@ def test_loss_is_the_templates(changes: dict[str, object], loss: str) -> None:
     _, *losses = lines(replace(KEEPS_ALL, **changes))  # type: ignore[arg-type]
     assert len(losses) == 1
     assert loss in losses[0]
+
+
+def test_specforge_has_templates_of_its_own() -> None:
+    _, loss = lines(options=ExportOptions(format="specforge"))
+    assert "SpecForge's own chat template" in loss
+
+
+def test_speculators_renders_each_turn_with_its_own_reasoning() -> None:
+    drops = replace(KEEPS_ALL, keeps_earlier_reasoning=False)
+    _, *losses = lines(drops, ExportOptions(format="speculators"))
+    assert losses == []
 
 
 def test_run_without_a_template_leaves_open_what_it_does() -> None:
