@@ -115,6 +115,9 @@ lengths-score: $(STAMP) ## score the mean length estimated while requests run, o
 eta-score: $(STAMP) ## how right the time left is, on replayed streams of many kinds (10 minutes)
 	$(BIN)/python -m tests.scores.score_eta $(ARGS)
 
+eta-live: $(STAMP) ## how right jobs.status is during real runs against stand-in servers (20 minutes)
+	$(BIN)/python -m tests.scores.score_eta_live $(ARGS)
+
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
 	$(BIN)/python -m tests.scores.score_estimate
 

@@ -73,7 +73,7 @@ def _system_column(config: RunFile, column: str) -> str:
 def _template(counts: "DryRun") -> str:
     if not counts.why_no_template:
         return counts.template.source
-    return f"not at hand: {counts.why_no_template}; facts are those of {counts.template.source}"
+    return f"not at hand: {counts.why_no_template}; assumed: {counts.template.source}"
 
 
 def _thinking(config: RunFile, facts: "TemplateFacts") -> str:

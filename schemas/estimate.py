@@ -24,6 +24,10 @@ class Band:
     def times(self, factor: float) -> "Band":
         return Band(p10=self.p10 * factor, p50=self.p50 * factor, p90=self.p90 * factor)
 
+    def plus(self, other: "Band") -> "Band":
+        """Return the sum of two amounts that are long or short together."""
+        return Band(p10=self.p10 + other.p10, p50=self.p50 + other.p50, p90=self.p90 + other.p90)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpeed:
@@ -253,6 +257,10 @@ class LiveReading:
     """Mean tokens kept per step; None if MTP is off or the engine does not report it."""
     prompt_tokens_per_s: float
     """Prefilled tokens, without prefix cache hits."""
+    finished: int = 0
+    """Completions that ended in the span; 0 also in logs that did not count them."""
+    finished_tokens: int = 0
+    """Sum of their lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,6 +197,8 @@ class LiveSpan:
     an answer comes whole."""
     card: str | None = None
     """Catalogue name of the engine's GPU, if the worker knows it."""
+    interrupted: LengthCounts = ()
+    """Attempts that failed in this span and will be made again, by tokens so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ EVENTS: dict[str, EventKind] = {
     "session": EventKind("driver", INFO, "{rows:,} rows, {done:,} of them done, in {folder}"),
     "reading_prompts": EventKind("driver", INFO, "Read {rows:,} prompts so far"),
     "prompts_read": EventKind("driver", INFO, "Read {rows:,} prompts, {bad_rows:,} of them bad"),
+    "input_left_out": EventKind("driver", WARNING, "Not read: {text}"),
+    "template": EventKind("driver", INFO, "Thinking and its tags are known from {source}"),
     "mended": EventKind("driver", WARNING, "Repaired the folder: {text}"),
     "drift_accepted": EventKind("driver", WARNING, "Accepted: {text}"),
     "look": EventKind(

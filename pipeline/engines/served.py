@@ -45,9 +45,6 @@ from schemas.prompt import Longest, Message, Request, most_tokens
 if TYPE_CHECKING:
     from pipeline.engines.client import ChatClient
 
-# assumed: time for a short answer under load, beside the tokens' own
-_DEADLINE_BASE_S = 60.0
-
 
 @dataclass(slots=True, kw_only=True)
 class ServedEngine:
@@ -297,7 +294,7 @@ class ServedEngine:
             template_kwargs={**kwargs, **config.chat_template_kwargs},
             opens_in_prompt=facts.opens_thinking(thinking=config.thinking),
             return_token_ids=engine.return_token_ids and engine.kind != "embedded",
-            timeout_s=request_timeout_s(config),
+            timeout_s=config.request_timeout_s,
             further_fields=config.request,
             template=facts,
         )
@@ -335,14 +332,6 @@ def _power_text() -> str:
 
 
 # --- what the run file says of its engines ------------------------------------------------------
-
-
-def request_timeout_s(config: RunFile) -> float:
-    """Return the deadline of one request: the largest budget at the slowest rate."""
-    engine = config.engine
-    if engine.request_timeout_s is not None:
-        return engine.request_timeout_s
-    return _DEADLINE_BASE_S + config.most_completion_tokens / engine.min_tokens_per_s
 
 
 def endpoint_key(config: RunFile) -> str:

@@ -21,7 +21,8 @@ from schemas.estimate import GroupUpdate, LiveReading
 from schemas.progress import slot_of
 
 # An engine that has reported nothing for this long, while others report, does not count.
-_GONE_AFTER_S = 900.0
+# assumed: one that is started again loads its model in less
+_GONE_AFTER_S = 300.0
 # Each engine's latest reading is compared with all earlier ones: at most this many comparisons,
 # above which a subset of the engines represents all.
 _MOST_COMPARED = 40_000

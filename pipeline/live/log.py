@@ -42,6 +42,8 @@ class LiveLog:
     """Readings by worker, in order of time."""
     finished: Counter[int] = field(default_factory=Counter)
     """Number of finished completions by tokens."""
+    interrupted: Counter[int] = field(default_factory=Counter)
+    """Number of interrupted attempts by tokens so far."""
     running: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of requests in flight by tokens so far, by slot, as last reported."""
     cards: dict[str, str] = field(default_factory=dict)
@@ -65,9 +67,12 @@ class LiveLog:
             tokens_per_s=span.tokens_per_s,
             accept_length=span.accept_length,
             prompt_tokens_per_s=span.prompt_tokens_per_s,
+            finished=sum(count for _, count in span.finished),
+            finished_tokens=sum(tokens * count for tokens, count in span.finished),
         )
         self.readings.setdefault(worker_id, []).append(reading)
         self.finished.update(dict(span.finished))
+        self.interrupted.update(dict(span.interrupted))
         # A worker that replaces a dead one has its slot: the requests died with the old one.
         self.running[slot_of(worker_id)] = Counter(dict(span.running))
         self.counted_by_answers = self.counted_by_answers or span.counted_by == "answers"
@@ -176,6 +181,8 @@ def _merged(first: LiveReading, second: LiveReading) -> LiveReading:
         tokens_per_s=mean(first.tokens_per_s, second.tokens_per_s),
         accept_length=accept,
         prompt_tokens_per_s=mean(first.prompt_tokens_per_s, second.prompt_tokens_per_s),
+        finished=first.finished + second.finished,
+        finished_tokens=first.finished_tokens + second.finished_tokens,
     )
 
 
@@ -218,6 +225,7 @@ def write_live_log(folder: Folder, log: LiveLog) -> None:
         {
             "record": "lengths",
             "finished": sorted(log.finished.items()),
+            "interrupted": sorted(log.interrupted.items()),
             "running": {name: sorted(counts.items()) for name, counts in log.running.items()},
         },
     ]
@@ -250,6 +258,8 @@ def _with_record(log: LiveLog | None, values: dict[str, object]) -> LiveLog:
         raise ValueError("the run's record must come first")
     if kind == "lengths":
         log.finished = Counter(dict(values["finished"]))  # type: ignore[call-overload]
+        # Earlier releases counted no interruptions.
+        log.interrupted = Counter(dict(values.get("interrupted", ())))  # type: ignore[call-overload]
         running: dict[str, list[tuple[int, int]]] = values["running"]  # type: ignore[assignment]
         log.running = {name: Counter(dict(pairs)) for name, pairs in running.items()}
         return log

@@ -7,13 +7,16 @@ prefill, so this is slightly too high.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.planner.sglang.metrics import EngineCounters
-from schemas.completion import Outcome, Turn
+from schemas.completion import Interruption, Outcome, Turn
 from schemas.progress import LengthCounts, LiveSpan
 
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 2.0, 30.0
+# Shortest span over the mean duration of requests: those in flight are reported while they run.
+_SPAN_PER_REQUEST = 0.1
 # Shortest span when the engine ends.
 _SHORTEST_LAST_S = 0.5
 # Length of a span over the engine's age: a young engine reports more often.
@@ -41,6 +44,7 @@ class _Sums:
     answered_tokens: int = 0
     prompt_tokens: int = 0
     finished: Counter[int] = field(default_factory=Counter)
+    interrupted: Counter[int] = field(default_factory=Counter)
     # By the engine's counters, between the first scrape and the last.
     scraped_s: float = 0.0
     counted_request_s: float = 0.0
@@ -67,6 +71,8 @@ class Meter:
     _paces: deque[tuple[int, float]] = field(
         default_factory=lambda: deque(maxlen=_PACED_COMPLETIONS)
     )
+    _paced_s: float = 0.0
+    """Sum of their durations."""
     _changed_s: float = 0.0
     _number: int = 0
 
@@ -76,7 +82,7 @@ class Meter:
         self._first_s = self._sums = self._last = self._accept_length = None
         self._in_flight.clear()
         self._paces.clear()
-        self._clock_tokens = self._counted_pace = 0.0
+        self._clock_tokens = self._counted_pace = self._paced_s = 0.0
 
     def stopped(self) -> None:
         """Stop counting until the engine is up again."""
@@ -105,12 +111,21 @@ class Meter:
         if tokens is None:
             return
         # A failed attempt used time and generated nothing.
-        self._paces.append((tokens, now_s - request.since_s))
+        self._note_pace(tokens, now_s - request.since_s)
+        if isinstance(outcome, Interruption):
+            (tokens_so_far,) = self._tokens_so_far([request], now_s)
+            self._sums.interrupted[rounded(tokens_so_far)] += 1
         if not isinstance(outcome, Turn):
             return
         self._sums.finished[rounded(tokens)] += 1
         self._sums.answered_tokens += tokens
         self._sums.prompt_tokens += outcome.prompt_tokens or 0
+
+    def _note_pace(self, tokens: int, duration_s: float) -> None:
+        if len(self._paces) == _PACED_COMPLETIONS:
+            self._paced_s -= self._paces[0][1]
+        self._paces.append((tokens, duration_s))
+        self._paced_s += duration_s
 
     def note_counters(self, counters: EngineCounters, now_s: float) -> None:
         """Note the counters of the engine's metrics page."""
@@ -150,10 +165,16 @@ class Meter:
         if self._sums is None or self._first_s is None:
             return None
         age_s = self._sums.since_s - self._first_s
-        least_s = min(max(_SHORTEST_SPAN_S, _SPAN_PER_AGE * age_s), _LONGEST_SPAN_S)
-        if now_s - self._sums.since_s < least_s:
+        if now_s - self._sums.since_s < self._least_span_s(age_s):
             return None
         return self._close_span(self._sums, age_s, now_s)
+
+    def _least_span_s(self, age_s: float) -> float:
+        longest_s = _LONGEST_SPAN_S
+        if self._paces:
+            mean_s = self._paced_s / len(self._paces)
+            longest_s = min(max(_SPAN_PER_REQUEST * mean_s, _SHORTEST_SPAN_S), _LONGEST_SPAN_S)
+        return min(max(_SHORTEST_SPAN_S, _SPAN_PER_AGE * age_s), longest_s)
 
     def take_last_span(self, now_s: float) -> LiveSpan | None:
         """End the last span when the engine ends, and return it if it is long enough.
@@ -196,19 +217,23 @@ class Meter:
             accept_length=self._accept_length if by_engine else None,
             counted_by="engine" if by_engine else "answers",
             finished=tuple(sorted(sums.finished.items())),
+            interrupted=tuple(sorted(sums.interrupted.items())),
             running=self._running_lengths(now_s),
             card=self.card,
         )
 
     def _running_lengths(self, now_s: float) -> LengthCounts:
         """Return the tokens so far of the requests in flight; 0 while the pace is unknown."""
-        counts: Counter[int] = Counter()
-        pace = self._pace(now_s)
-        for request in self._in_flight.values():
-            by_clock = max(self._clock(now_s) - request.clock_tokens, 0.0)
-            tokens = by_clock if self._last is not None else pace * (now_s - request.since_s)
-            counts[rounded(int(tokens))] += 1
+        requests = list(self._in_flight.values())
+        counts = Counter(map(rounded, self._tokens_so_far(requests, now_s)))
         return tuple(sorted(counts.items()))
+
+    def _tokens_so_far(self, requests: Sequence[_InFlight], now_s: float) -> list[int]:
+        if self._last is not None:
+            clock = self._clock(now_s)
+            return [int(max(clock - request.clock_tokens, 0.0)) for request in requests]
+        pace = self._pace(now_s)
+        return [int(pace * (now_s - request.since_s)) for request in requests]
 
     def _clock(self, now_s: float) -> float:
         """Return the clock, extrapolated from the last scrape at the last pace."""
@@ -220,7 +245,7 @@ class Meter:
 
         Requests that run far longer than any of them are slower, or stuck.
         """
-        seconds = sum(duration_s for _, duration_s in self._paces)
+        seconds = self._paced_s
         longest_s = _STUCK * max((duration_s for _, duration_s in self._paces), default=0.0)
         seconds += sum(
             max(now_s - request.since_s - longest_s, 0.0) for request in self._in_flight.values()

@@ -4,9 +4,11 @@ The walk: output lengths by the censored estimate → the forecast for an engine
 its rate by its readings → the time left. Without a plan the readings are used alone.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.live.course import RowsLeft
 from pipeline.live.groups import (
     LiveGroup,
     comparable,
@@ -15,19 +17,21 @@ from pipeline.live.groups import (
     running_engines,
 )
 from pipeline.live.log import LiveLog, engine_seconds
-from pipeline.live.time_left import RowsLeft, time_left
+from pipeline.live.time_left import time_left
+from pipeline.live.trend import with_trend
 from pipeline.planner.estimate.estimate import RatedGroup
 from pipeline.planner.estimate.job_time import (
     AVAILABILITY,
     availability_seen,
     job_time,
     remaining_work,
+    time_assumptions,
 )
 from pipeline.planner.lengths.censored import length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import LengthModel
 from pipeline.planner.rate.ranking import Load
 from schemas.config.run_file import RunFile
-from schemas.estimate import Band, GroupUpdate, Price, RunUpdate
+from schemas.estimate import Assumption, Band, GroupUpdate, Price, RunUpdate
 
 _NOTHING = Band(p10=0.0, p50=0.0, p90=0.0)
 
@@ -81,24 +85,33 @@ def run_update(
 ) -> RunUpdate:
     """Return the estimate of the run from its readings; there must be at least one."""
     prior, plan = expectation.lengths, expectation.plan
-    finished, in_flight = list(log.finished.elements()), list(log.running_tokens())
-    lengths = _lengths(finished, in_flight, prior)
+    in_flight = list(log.running_tokens())
+    lengths = _lengths(log.finished, Counter(in_flight), prior)
     groups = _groups(log, config, lengths, plan)
     running = in_flight if rows.rows_open else []
     completions = max(round(rows.rows_open * expectation.turns_per_row), len(running))
     availability = availability_seen(*engine_seconds(log))
-    work = remaining_work(completions, 0, running, lengths)
+    left_lengths = with_trend(
+        lengths,
+        log.all_readings(),
+        waiting=completions - len(running),
+        in_flight=len(running),
+    )
+    work = remaining_work(completions, 0, running, left_lengths)
     rates = [group.rate for group in groups if group.rate is not None]
-    time = left = None
+    left, assumptions = None, tuple[Assumption, ...]()
     if work.tokens > 0 and rates:
-        time = job_time(work, rates, availability=availability, started=True)
+        assumptions = time_assumptions(work, rates, availability=availability, started=True)
         left = time_left(
             RowsLeft(
                 rows_open=rows.rows_open,
                 running=running,
                 tokens_since=log.tokens_since(rows.counted_at_s),
                 turns=expectation.turns_per_row,
-                lengths=lengths,
+                lengths=left_lengths,
+                finished=log.finished.total(),
+                interrupted=log.interrupted,
+                deadline_s=config.request_timeout_s,
             ),
             rates,
             lost_fraction=1 - availability.p50,
@@ -113,7 +126,7 @@ def run_update(
         tokens_left=work.tokens,
         output_lengths=lengths.summary,
         expected_output_lengths=prior.summary,
-        completions_seen=len(finished),
+        completions_seen=log.finished.total(),
         running_seen=len(running),
         groups=updates,
         tokens_per_s=left.tokens_per_s if left else _sum_of_rates(updates),
@@ -128,11 +141,13 @@ def run_update(
         counted_by="answers" if log.counted_by_answers else "engine",
         no_dry_run=plan.reason if isinstance(plan, Unplanned) else None,
         disagreements=tuple(each for update in updates for each in update.disagreements),
-        assumptions=time.assumptions if time else (),
+        assumptions=assumptions,
     )
 
 
-def _lengths(finished: Sequence[int], in_flight: Sequence[int], prior: LengthModel) -> LengthModel:
+def _lengths(
+    finished: Mapping[int, int], in_flight: Mapping[int, int], prior: LengthModel
+) -> LengthModel:
     estimate = length_estimate(finished, in_flight, prior.summary.limit_tokens, prior.shape)
     if estimate is None or not estimate.mean_tokens > 0:
         return prior

@@ -48,8 +48,10 @@ def status_of(
         live = None
     if live is not None:
         rows_done = max(rows_done, live.rows_finished)
-    days_left = live.days_left if live and rows_open else None
+    days_left = live.days_left if live else None
     eta_s = days_left.p50 * SECONDS_PER_DAY if days_left else None
+    # A run whose rows have all ended still publishes the last ones, and ends its engines.
+    is_over = not rows_open and days_left is None
     return RunStatus(
         folder=folder.where,
         state=state,
@@ -60,7 +62,7 @@ def status_of(
         rows_outside_input=session.rows_outside_input,
         completion_tokens=sum(part.completion_tokens for part in parts),
         tokens_per_s=_tokens_per_s(manifest, now_s),
-        eta_s=eta_s if rows_open else 0.0,
+        eta_s=0.0 if is_over else eta_s,
         days_left=days_left,
         last_publish_s=max((part.published_at_s for part in parts), default=None),
         started_at_s=session.started_at_s,

@@ -12,9 +12,10 @@ from time import monotonic
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from pipeline.errors import ConfigError, EngineError, PipelineError, RayLostError
+from pipeline.live.log import LiveLog
 from pipeline.run.actors import CoordinatorActor, WorkerActor
 from pipeline.run.connection.connect import connect
 from pipeline.run.placement import (
@@ -37,6 +38,7 @@ _MOST_WORKER_CRASHES = 5
 _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
 _COORDINATOR_WAITS_S = 10.0
+_READINGS_WAIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -114,6 +116,16 @@ class Cluster:
         self._engines_awaited = progress.engines_awaited
         events += [*self._look_at_nodes(), *self._clear_draining_nodes()]
         return progress, [*lines, *events, *self._waiting(progress)]
+
+    def newer_log(self, num_seen: int) -> LiveLog | None:
+        """Return the run's readings if there are more than `num_seen`; may run in any thread."""
+        try:
+            return ray.get(  # type: ignore[no-any-return]
+                self.coordinator.newer_log.remote(num_seen), timeout=_READINGS_WAIT_S
+            )
+        except RayError:
+            # The coordinator waits for its folder, or the session ends: `poll` reports either.
+            return None
 
     def _silence(self) -> list[str]:
         """Report once that the coordinator does not answer: it waits for its folder."""

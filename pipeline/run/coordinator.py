@@ -13,7 +13,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from pipeline.dataset.journal import JournalName, Journals, LeasedRow, journals_in
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
-from pipeline.live.log import LogKeeper
+from pipeline.live.log import LiveLog, LogKeeper
 from pipeline.run.canary import CanaryGate, canary_event
 from pipeline.run.fleet import Fleet
 from pipeline.run.ledger import Ledger, put_canary_first
@@ -203,6 +203,11 @@ class Coordinator:
         self._readings.write_if_due(now_s=monotonic())
         events, self._events = self._events, []
         return progress, events
+
+    def newer_log(self, num_seen: int) -> LiveLog | None:
+        """Return the run's readings if there are more than `num_seen`."""
+        log = self._readings.log
+        return log if log.num_added > num_seen else None
 
     def close(self, state: Literal["done", "stopped", "failed"]) -> Progress:
         """Write the final state to `live.json` and the last readings."""

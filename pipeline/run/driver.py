@@ -98,13 +98,19 @@ def _generate(
     log: Log,
 ) -> SessionEnd:
     began_s, config = time.monotonic(), prepared.plan.config
-    eta = LiveEta(folder=folder, config=config, today=datetime.now(UTC).date())
     opened = open_cluster(prepared.plan, bytes(prepared.row_states))
-    with observer.watching(config), opened as cluster, eta.working():
+    with observer.watching(config), opened as cluster:
+        eta = LiveEta(
+            folder=folder,
+            config=config,
+            today=datetime.now(UTC).date(),
+            newer_log=cluster.newer_log,
+            clock=time.monotonic,
+        )
         _log_where_to_look(log, folder, cluster.dashboard)
         signals = catch_signals()
         cluster.hire_all()
-        with display() as show:
+        with display() as show, eta.working():
             kind = follow(cluster, signals, is_lost, _both(show, observer.see), eta)
         if kind in ("stopped", "canary_failed") or folder.is_remote:
             cluster.drain(config.cluster.drain_timeout_s)

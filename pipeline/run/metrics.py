@@ -89,10 +89,10 @@ class RunMetrics:
         self._set("rows_open", rows_open)
         self._set("rows_failed", progress.rows_failed)
         self._set("publish_lag_seconds", now_s - (progress.last_publish_s or self._began_at_s))
-        if rows_open <= 0:
-            self._set("eta_seconds", 0.0)
-        elif progress.days_left is not None:
+        if progress.days_left is not None and progress.state == "running":
             self._set("eta_seconds", progress.days_left.p50 * SECONDS_PER_DAY)
+        elif rows_open <= 0:
+            self._set("eta_seconds", 0.0)
         self._update_workers(progress.workers)
 
     def _update_workers(self, workers: tuple[WorkerReport, ...]) -> None:

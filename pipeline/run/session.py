@@ -184,7 +184,7 @@ class _Preparation:
         if record is not None and record.template == facts:
             return facts
         if facts.digest is None:
-            self.log(f"event=template at_hand=false why={found.why_none!r} facts={facts.source!r}")
+            self.log(f"event=template at_hand=false source={facts.source!r} why={found.why_none!r}")
         else:
             self.log(f"event=template at_hand=true source={facts.source!r} hash={facts.digest}")
         for warning in thinking_warnings(self.config, facts):

@@ -25,6 +25,9 @@ from schemas.config.running import (
 )
 from schemas.config.section import Section
 
+# assumed: queueing and prefill of a request
+_DEADLINE_BASE_S = 60.0
+
 
 class RunFile(Section):
     """The whole run file. `prompts.path`, `model` and `output.folder` are required."""
@@ -75,6 +78,13 @@ class RunFile(Section):
                 f"cluster.min_engines: found {least}; expected at most the run's {most} engines"
             )
         return self
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Deadline of one request: as given, or the largest budget at the slowest rate."""
+        if self.engine.request_timeout_s is not None:
+            return self.engine.request_timeout_s
+        return _DEADLINE_BASE_S + self.most_completion_tokens / self.engine.min_tokens_per_s
 
     @property
     def most_completion_tokens(self) -> int:

@@ -15,7 +15,6 @@ from pipeline.engines.served import (
     _mapping,
     check_engine,
     endpoint_key,
-    request_timeout_s,
 )
 from pipeline.engines.startup import _TRIAL
 from pipeline.errors import ConfigError, EngineError
@@ -290,9 +289,9 @@ def test_deadline_of_a_request_holds_its_largest_budget(tmp_path: Path) -> None:
     engine = {"kind": "sglang", "command": ["c"], "min_tokens_per_s": 2.0}
     config = run_file(tmp_path, engine, sampling={"max_tokens": 1000})
     # 60 s, and 1,000 tokens at 2 tokens/s.
-    assert request_timeout_s(config) == 60 + 1000 / 2
+    assert config.request_timeout_s == 60 + 1000 / 2
     given = run_file(tmp_path, {**engine, "request_timeout_s": 7.0})
-    assert request_timeout_s(given) == 7.0
+    assert given.request_timeout_s == 7.0
 
 
 def test_key_of_an_endpoint_is_read_from_the_named_variable(
@@ -319,7 +318,10 @@ def test_interpreter_and_flags_of_sglang_are_checked_before_anything_starts(
     values = {"kind": "sglang", "python": str(tmp_path / "absent")}
     with pytest.raises(ConfigError, match=r"engine\.python: no file"):
         check_engine(run_file(tmp_path, values))
-    (tmp_path / "absent").touch()
+    (tmp_path / "absent").touch(mode=0o600)
+    with pytest.raises(ConfigError, match=r"engine\.python: .* is not executable"):
+        check_engine(run_file(tmp_path, values))
+    (tmp_path / "absent").chmod(0o700)
     check_engine(run_file(tmp_path, values))
     with pytest.raises(ConfigError, match="'stray', which belongs to no flag"):
         check_engine(run_file(tmp_path, {**values, "flags": ["--disable-radix-cache", "stray"]}))

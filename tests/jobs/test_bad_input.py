@@ -57,9 +57,10 @@ def test_run_file_without_mistakes_is_counted(
     assert regenerate.main([str(run_file), "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    *lines, endpoint = out.splitlines()
-    assert endpoint.startswith("endpoint   http://")
-    assert lines == [
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[4:]] == ["endpoint", "template", "thinking", "prompt"]
+    assert lines[4].startswith("endpoint   http://")
+    assert lines[:4] == [
         f"prompts    {tmp_path / 'p.jsonl'}: column 'prompt', read as prompt",
         "rows       1 to generate, 0 of them done",
         "turns      1 assistant turns",
@@ -307,9 +308,11 @@ def test_dry_run_shows_a_bad_row_of_each_kind(
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": ""}\n{"prompt": "q"}\n{"prompt": null}\n')
     assert regenerate.main([str(run_file), "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
+    *_, bad_rows, warning = capsys.readouterr().out.splitlines()
+    assert bad_rows == (
         "bad rows   2 empty_text: they end as error rows, e.g. prompt: the text is empty"
     )
+    assert warning.startswith("warning    66.7% of the prompts end as error rows")
 
 
 @pytest.mark.parametrize(
@@ -487,7 +490,7 @@ def test_model_file_that_is_no_gguf_is_named(tmp_path: Path, told: Told) -> None
     path = tmp_path / "m.gguf"
     path.write_text("weights, honestly " * 20)
     assert told(f"engine={{model_file: {path}}}").startswith(
-        f"engine.model_file: {path} is not a GGUF file: "
+        f"engine.model_file: cannot read {path} as GGUF: "
     )
 
 

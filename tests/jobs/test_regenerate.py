@@ -151,9 +151,9 @@ def test_exit_status_is_0_when_every_row_has_its_completion(
 def test_example_is_cut_to_one_line() -> None:
     messages = [
         {"role": "user", "content": "a\n b", "reasoning_content": None},
-        {"role": "assistant", "content": "x" * 300, "reasoning_content": "hm"},
+        {"role": "assistant", "content": "x" * 1300, "reasoning_content": "hm"},
     ]
     lines = regenerate._example_text({"row_id": "q1", "messages": messages}).splitlines()
     assert lines[:3] == ["example    q1", "  user: a b", "  thinking: hm"]
-    assert lines[3] == f"  assistant: {'x' * 237}..."
+    assert lines[3] == f"  assistant: {'x' * 1197}..."
     assert regenerate._example_text(None) == "example    no completion yet"

@@ -9,10 +9,12 @@ import pytest
 
 from pipeline.live.estimate import expectation
 from pipeline.live.eta import LiveEta
+from pipeline.live.log import LiveLog, read_live_log
 from pipeline.live.update import Expectation, run_update
 from schemas.config.planning import LengthsConfig
 from schemas.estimate import Deviation, RunUpdate
 from schemas.progress import Progress, WorkerReport
+from schemas.units import SECONDS_PER_DAY
 from tests.fakes.known import known
 from tests.fakes.live_run import TODAY, filled_folder, run_file
 
@@ -21,7 +23,13 @@ def test_driver_takes_up_what_the_folder_says(tmp_path: Path) -> None:
     folder = filled_folder(tmp_path)
     config = run_file(tmp_path, engine={"kind": "embedded"}, sampling={"max_tokens": 200})
     config = config.model_copy(update={"lengths": LengthsConfig()})
-    eta = LiveEta(folder=folder, config=config, today=TODAY)
+    eta = LiveEta(
+        folder=folder,
+        config=config,
+        today=TODAY,
+        newer_log=lambda seen: read_live_log(folder),
+        clock=time.monotonic,
+    )
     assert eta.estimate() is None
     progress = Progress(
         session_id="s", updated_at_s=1.0, state="running", rows_total=100, rows_done=30,
@@ -31,7 +39,8 @@ def test_driver_takes_up_what_the_folder_says(tmp_path: Path) -> None:
     eta.follow(progress)
     first = eta.estimate()
     assert first is not None
-    assert eta.days_left == first.days_left
+    # The time that the run takes to close is added.
+    assert known(eta.days_left).p50 > known(first.days_left).p50
     eta.follow(replace(progress, rows_done=90))
     later = eta.estimate()
     assert later is not None
@@ -45,7 +54,13 @@ def running_eta(tmp_path: Path, **changes: object) -> LiveEta:
     """A driver's estimate with 30 of 100 rows done."""
     folder = filled_folder(tmp_path)
     config = run_file(tmp_path, engine={"kind": "embedded"}, lengths={})
-    eta = LiveEta(folder=folder, config=config, today=TODAY)
+    eta = LiveEta(
+        folder=folder,
+        config=config,
+        today=TODAY,
+        newer_log=lambda seen: read_live_log(folder),
+        clock=time.monotonic,
+    )
     eta.follow(progress(**changes))
     return eta
 
@@ -71,10 +86,39 @@ def test_rows_that_are_finished_or_failed_are_not_left(tmp_path: Path) -> None:
     assert update.completions_left == 62
 
 
-def test_run_without_open_rows_has_no_days_left(tmp_path: Path) -> None:
+def test_run_whose_rows_have_all_ended_has_some_seconds_left_to_close(tmp_path: Path) -> None:
     eta = running_eta(tmp_path, rows_done=100)
-    assert eta.estimate() is not None
     assert eta.days_left is None
+    assert eta.estimate() is not None
+    assert 0 < known(eta.days_left).p50 * SECONDS_PER_DAY <= 1.5
+
+
+def test_figure_counts_down_between_estimates_and_never_reaches_zero(tmp_path: Path) -> None:
+    now_s = [100.0]
+    eta = running_eta(tmp_path)
+    eta.clock = lambda: now_s[0]
+    eta.follow(progress())
+    eta.estimate()
+    first = known(eta.days_left)
+    now_s[0] += 3.0
+    assert known(eta.days_left).p50 == pytest.approx(first.p50 - 3 / SECONDS_PER_DAY)
+    now_s[0] += 1e6
+    assert known(eta.days_left).p10 > 0
+
+
+def test_log_is_fetched_again_only_if_it_has_more_readings(tmp_path: Path) -> None:
+    seen: list[int] = []
+    eta = running_eta(tmp_path)
+    whole = eta.newer_log
+
+    def newer(num_seen: int) -> LiveLog | None:
+        seen.append(num_seen)
+        return whole(num_seen) if num_seen < 10 else None
+
+    eta.newer_log = newer
+    eta.estimate()
+    assert eta.estimate() is not None, "the log at hand serves"
+    assert seen == [0, 10]
 
 
 def test_plan_is_made_once_for_the_launch_that_came_up(

@@ -95,9 +95,9 @@ def test_group_that_has_written_nothing_has_no_rate() -> None:
 # --- which engines, which readings -------------------------------------------------------------
 
 
-def test_engine_counts_until_it_is_silent_for_a_quarter_of_an_hour() -> None:
+def test_engine_counts_until_it_is_silent_for_five_minutes() -> None:
     readings = [
-        reading(engine="w0", end_s=1000.0),
+        reading(engine="w0", end_s=1600.0),
         reading(engine="w1", end_s=1900.0),
         # It has replaced w1.
         reading(engine="w1r1", end_s=1900.0),

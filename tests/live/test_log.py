@@ -8,6 +8,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.live.log import LiveLog, LogKeeper, engine_seconds, read_live_log, write_live_log
 from pipeline.store.folder import LocalFolder
+from pipeline.store.run_folder import READINGS_FILE
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.progress import TimeLeft
@@ -29,6 +30,24 @@ def test_time_left_is_noted_when_it_changes_and_read_again(tmp_path: Path) -> No
     ]
     write_live_log(LocalFolder(tmp_path), log)
     assert read_live_log(LocalFolder(tmp_path)) == log
+
+
+def test_interruptions_are_read_again_and_absent_in_files_of_earlier_releases(
+    tmp_path: Path,
+) -> None:
+    log, folder = LiveLog(began_at_s=0.0, run_file={}), LocalFolder(tmp_path)
+    log.add("w0", span(interrupted=((30, 2),)), now_s=30.0)
+    log.add("w0", span(engine_age_s=30.0, interrupted=((30, 1), (90, 1))), now_s=60.0)
+    write_live_log(folder, log)
+    assert read_live_log(folder) == log
+    assert log.interrupted == {30: 3, 90: 1}
+    lines = folder.read(READINGS_FILE).decode().replace('"interrupted":[[30,3],[90,1]],', "")
+    fields = (',"finished":2,"finished_tokens":200', "")
+    folder.write_whole(READINGS_FILE, lines.replace(*fields).encode())
+    old = read_live_log(folder)
+    assert old is not None
+    assert not old.interrupted
+    assert [each.finished for each in old.readings["w0"]] == [0, 0]
 
 
 def test_noted_times_are_thinned_evenly() -> None:

@@ -64,6 +64,32 @@ def test_counters_of_the_engine_are_believed_before_any_answer() -> None:
     assert span.counted_by == "engine"
 
 
+def test_interrupted_attempts_are_reported_with_the_tokens_of_their_age() -> None:
+    meter = Meter()
+    meter.started(8)
+    first, hanging, abandoned = (meter.note_request(100.0) for _ in range(3))
+    meter.note_outcome(first, TURN, 110.0)
+    meter.note_outcome(hanging, Interruption(cause="no answer", kind="timeout"), 115.0)
+    meter.note_outcome(abandoned, None, 115.0)
+    span = meter.take_span(115.0)
+    assert span is not None
+    # 200 tokens in 25 s of the two that ended with an answer or a failure, for 15 s.
+    assert span.interrupted == ((120, 1),)
+    assert span.running == ()
+
+
+def test_spans_are_short_where_requests_are() -> None:
+    meter = Meter()
+    meter.started(8)
+    for second in range(100):
+        meter.note_outcome(meter.note_request(100.0 + second), TURN, 101.0 + second)
+        meter.take_span(101.0 + second)
+    meter.note_request(200.0)
+    assert meter.take_span(201.0) is None
+    # A tenth of a request, and at least 2 s.
+    assert meter.take_span(202.1) is not None
+
+
 def test_throughput_gauge_stands_in_for_a_counter() -> None:
     meter = Meter()
     meter.started(8)

@@ -17,6 +17,7 @@ from pipeline.console.commands import command
 from pipeline.console.console import LogConsole, open_console
 from pipeline.errors import DriverLostError, EngineError
 from pipeline.live.eta import LiveEta
+from pipeline.live.log import LiveLog
 from pipeline.quality.canary import Excess
 from pipeline.run import driver
 from pipeline.run.driver import SessionEnd, follow
@@ -59,7 +60,10 @@ def eta(tmp_path: Path) -> LiveEta:
     config = RunFile.model_validate(
         {"prompts": {"path": "x"}, "model": "m", "output": {"folder": str(tmp_path)}}
     )
-    return LiveEta(folder=LocalFolder(tmp_path), config=config, today=date(2026, 12, 1))
+    return LiveEta(
+        folder=LocalFolder(tmp_path), config=config, today=date(2026, 12, 1),
+        newer_log=lambda seen: None, clock=lambda: 0.0,
+    )  # fmt: skip
 
 
 def never() -> bool:
@@ -70,9 +74,11 @@ def ignore(progress: Progress, events: list[str]) -> None:
     """Show nothing."""
 
 
-def test_run_is_done_when_every_row_is_done_or_failed(eta: LiveEta) -> None:
+def test_run_is_done_when_every_row_is_done_or_failed(
+    eta: LiveEta, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = Band(p10=1.0, p50=2.0, p90=3.0)
-    eta.days_left = left
+    monkeypatch.setattr(LiveEta, "days_left", left)
     almost = replace(BEGUN, rows_done=7, rows_failed=2)
     cluster = ScriptedCluster([BEGUN, almost, replace(almost, rows_done=8)])
     shown: list[tuple[int, list[str]]] = []
@@ -149,6 +155,9 @@ class RecordedCluster(ScriptedCluster):
 
     def hire_all(self) -> None:
         self.calls.append("hire")
+
+    def newer_log(self, num_seen: int) -> LiveLog | None:
+        return None
 
     def drain(self, timeout_s: float) -> None:
         self.calls.append(f"drain {timeout_s:g}")

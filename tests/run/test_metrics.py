@@ -120,7 +120,7 @@ def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
     RunMetrics(run_id="r").update(now, now_s=100.0)
     status = run_status(folder, now_s=began.started_at_s + 100)
     assert values_of(told, "eta_seconds") == [0.5 * 86_400] == [status.eta_s]
-    RunMetrics(run_id="r").update(replace(now, rows_done=90), now_s=101.0)
+    RunMetrics(run_id="r").update(replace(now, rows_done=90, state="done"), now_s=101.0)
     assert values_of(told, "eta_seconds")[-1] == 0.0
 
 

@@ -197,8 +197,9 @@ def test_dry_run_reports_endpoints_that_do_not_answer(
     assert command(tmp_path, server.url, "--dry-run") == 0
     assert "does not answer" not in capsys.readouterr().out
     assert command(tmp_path, NOBODY, "--dry-run") == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(f"endpoint   {NOBODY} does not answer: ")
+    lines = capsys.readouterr().out.splitlines()
+    [endpoint] = [line for line in lines if line.startswith("endpoint ")]
+    assert endpoint.startswith(f"endpoint   {NOBODY} does not answer: ")
 
 
 def test_dry_run_without_room_on_the_disk_exits_2(

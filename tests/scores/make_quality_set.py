@@ -24,7 +24,7 @@ SEEDS = {"tuned": 11, "held_out": 4242}
 _ROWS_PER_FLAG = 15
 # A flag with more forms than that, each of which is to be in both halves.
 _FORMS = {"leftover_tags": 29}
-_GOOD_ROWS = 300
+_GOOD_ROWS = 345
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +201,15 @@ def restated(m: Maker) -> LabelledRow:
     return m.row("restated", topic.question, f"{topic.question}\n\n{m.prose(topic, 4)}")
 
 
+def about_marks(m: Maker) -> LabelledRow:
+    mark = m.chance.choice(("[THINK]", "<think>", "<seed:think>", "<|channel|>analysis", "◁think▷"))
+    answer = f"It opens the thinking. What follows {mark} is not shown. {m.prose(m.topic())}"
+    return m.row("about a mark", f"What does {mark} do in a chat template?", answer)
+
+
 GOOD: tuple[Callable[[Maker], LabelledRow], ...] = (
     plain, opened, as_list, as_sections, as_code, as_data, as_table, as_foreign, unthinking,
-    with_a_draft, with_sums, brief, long_text, restated,
+    with_a_draft, with_sums, brief, long_text, restated, about_marks,
 )  # fmt: skip
 
 

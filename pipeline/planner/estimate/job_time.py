@@ -7,19 +7,20 @@ requests make a tail. This module knows neither how a rate was found nor what an
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
 from pipeline.errors import PlanError
+from pipeline.planner.lengths.curve import SurvivalCurve
 from pipeline.planner.lengths.lengths import LengthModel
 from pipeline.planner.lengths.shapes import (
     LengthShape,
     longest_of,
     longest_remaining,
     mean_emitted,
-    mean_remaining,
     moment,
 )
 from pipeline.planner.rate.errors import RateGroup, rate_of
@@ -103,6 +104,15 @@ def job_time(
         restart_hours=middle.generating_s * (1 - availability.p50) / 3600,
         assumptions=_assumptions(work, groups, availability, started, middle),
     )
+
+
+def time_assumptions(
+    work: Work, groups: Sequence[RateGroup], *, availability: Band, started: bool
+) -> tuple[Assumption, ...]:
+    """Return what widens the band of `job_time`, without the band."""
+    _check(work, groups)
+    middle = _seconds(work, groups, availability, started)
+    return _assumptions(work, groups, availability, started, middle)
 
 
 def _check(work: Work, groups: Sequence[RateGroup]) -> None:
@@ -311,7 +321,9 @@ def remaining_work(
 ) -> Work:
     """Return the work left: waiting completions, and the rest of the running ones."""
     waiting = max(num_completions - finished - len(running_tokens), 0)
-    rest = math.fsum(mean_remaining(lengths.shape, tokens) for tokens in running_tokens)
+    curve, rest = SurvivalCurve.of(lengths.shape), 0.0
+    for tokens, count in Counter(running_tokens).items():
+        rest += 0.0 if curve.is_beyond(tokens) else count * curve.mean_left(tokens)
     return Work(
         completions=waiting + len(running_tokens),
         tokens=waiting * lengths.summary.mean_tokens + rest,

@@ -8,7 +8,7 @@ not, the lengths are not log-normal and the curve is used.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pipeline.errors import PlanError
@@ -34,15 +34,15 @@ _LEAST_FOR_A_CURVE = 50
 
 
 def length_estimate(
-    finished: Iterable[int],
-    running: Iterable[int],
+    finished: Iterable[int] | Mapping[int, int],
+    running: Iterable[int] | Mapping[int, int],
     limit_tokens: int,
     prior: LengthShape | None = None,
 ) -> LengthEstimate | None:
     """Estimate the mean of all started completions; None while too few have finished.
 
-    `finished` are output lengths, `running` the tokens so far of each running request. `prior`
-    fills in for what has not been seen yet.
+    `finished` are output lengths, `running` the tokens so far of each running request; either may
+    be a count by tokens. `prior` fills in for what has not been seen yet.
     """
     ended = _counted("finished", finished, limit_tokens)
     observed = observed_lengths(ended, _counted("running", running, limit_tokens), limit_tokens)
@@ -53,8 +53,12 @@ def length_estimate(
     return _agreed(by_curve, fit, limit_tokens) if fit else by_curve
 
 
-def _counted(name: str, lengths: Iterable[int], limit_tokens: int) -> Counter[int]:
-    counts = Counter(min(length, limit_tokens) for length in lengths)
+def _counted(
+    name: str, lengths: Iterable[int] | Mapping[int, int], limit_tokens: int
+) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for length, count in Counter(lengths).items():
+        counts[min(length, limit_tokens)] += count
     if counts and min(counts) < 0:
         raise PlanError(f"{name} lengths: {min(counts)} tokens found, 0 or more expected")
     return counts

@@ -16,6 +16,7 @@ from pipeline.planner.lengths.shapes import (
     LogNormalCut,
     SampledLengths,
     at_limit_fraction,
+    log_of_normal_cdf,
     mean_remaining,
     moment_cut_at,
     survival,
@@ -32,6 +33,8 @@ FEW_OUTLIVE = 0.2
 # Quantiles of the tail that the curve's shape gets.
 _TAIL_LENGTHS = 16
 _BISECTIONS = 40
+# assumed: the tail is judged by the longest tenth, of at least this many
+_LONGEST_SHARE, _LEAST_LONGEST = 0.1, 10
 # assumed: a request beyond the curve writes on for one of these shares of the horizon
 _AGAIN = (0.1, 0.25, 0.5, 1.0)
 # Step in mu and sigma for slopes by difference.
@@ -103,6 +106,9 @@ def curve_estimate(
     elif outliving > 0:
         fit = observed.fit()
         beyond = _beyond(fit, horizon, observed.limit_tokens) if fit else None
+        excess = _excess_of_the_longest(observed, steps)
+        if excess is not None and (fit is None or excess.is_likelier_than(fit)):
+            beyond = excess.beyond(horizon, observed.limit_tokens)
         if beyond is None and outliving <= FEW_OUTLIVE:
             beyond = _as_long_again(horizon, observed.limit_tokens)
         if beyond is not None and prior is not None and outliving > FEW_OUTLIVE:
@@ -190,6 +196,78 @@ def _beyond(fit: LogNormalFit, horizon: float, limit_tokens: int) -> _Beyond | N
             _length_at(shape, horizon, (place + 0.5) / _TAIL_LENGTHS * outliving)
             for place in reversed(range(_TAIL_LENGTHS))
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Excess:
+    """Tokens beyond a threshold, of the requests that reach it: exponential with this mean.
+
+    Lengths of two kinds of answers are no log-normal, and one that is fitted to both has a far
+    longer tail than either.
+    """
+
+    threshold: int
+    mean_tokens: float
+    ended: Counts
+    longer_than: Counts
+
+    @property
+    def num_ended(self) -> int:
+        return sum(count for _, count in self.ended)
+
+    def is_likelier_than(self, fit: LogNormalFit) -> bool:
+        """Return whether it explains these requests better, its one more parameter counted."""
+        passed = math.fsum(
+            count * (tokens - self.threshold) for tokens, count in (*self.ended, *self.longer_than)
+        )
+        own = -self.num_ended * math.log(self.mean_tokens) - passed / self.mean_tokens
+        return own - math.log(self.num_ended) / 2 > self._log_likelihood(fit)
+
+    def _log_likelihood(self, fit: LogNormalFit) -> float:
+        def z(tokens: int) -> float:
+            return (math.log(tokens) - fit.mu) / fit.sigma
+
+        total = math.fsum(
+            count * (-(z(tokens) ** 2) / 2 - math.log(math.sqrt(2 * math.pi) * fit.sigma * tokens))
+            for tokens, count in self.ended
+        )
+        total += math.fsum(
+            count * log_of_normal_cdf(-z(tokens)) for tokens, count in self.longer_than
+        )
+        reached = self.num_ended + sum(count for _, count in self.longer_than)
+        return total - reached * log_of_normal_cdf(-z(self.threshold))
+
+    def beyond(self, horizon: float, limit_tokens: int) -> _Beyond:
+        """Return the tail: beyond the horizon the excess starts anew."""
+        room, mean = limit_tokens - horizon, self.mean_tokens
+        at_limit = math.exp(-room / mean)
+        lengths = tuple(
+            horizon - mean * math.log(max(1 - (place + 0.5) / _TAIL_LENGTHS, at_limit))
+            for place in range(_TAIL_LENGTHS)
+        )
+        return _Beyond(
+            mean_tokens=mean * (1 - at_limit),
+            squares=math.fsum(length**2 for length in lengths) / len(lengths) - horizon**2,
+            at_limit_fraction=at_limit,
+            mean_variance=mean**2 / self.num_ended,
+            lengths=lengths,
+        )
+
+
+def _excess_of_the_longest(observed: ObservedLengths, steps: Sequence[_Step]) -> _Excess | None:
+    """Return the excess of the longest tenth; None where too few of them have ended."""
+    threshold = next((step.tokens for step in steps if step.survival <= _LONGEST_SHARE), None)
+    if threshold is None:
+        return None
+    ended = [(tokens, count) for tokens, count in observed.ended if tokens > threshold]
+    longer = [(tokens, count) for tokens, count in observed.longer_than if tokens > threshold]
+    num_ended = sum(count for _, count in ended)
+    if num_ended < _LEAST_LONGEST:
+        return None
+    passed = math.fsum(count * (tokens - threshold) for tokens, count in (*ended, *longer))
+    return _Excess(
+        threshold=threshold, mean_tokens=passed / num_ended, ended=ended, longer_than=longer
     )
 
 

@@ -262,13 +262,15 @@ def test_running_requests_have_the_rest_of_their_length_to_write() -> None:
     equal = output_lengths(1000, 0, 32_768, "run file")
     work = remaining_work(100, 8, [400, 0], equal)
     assert work.completions == 92
-    assert work.tokens == pytest.approx(91_600)
+    assert work.tokens == pytest.approx(91_600, rel=1e-3)
     assert remaining_work(100, 100, [], equal).tokens == 0
 
 
 def test_all_that_wait_and_run_sum_to_the_job() -> None:
     shape = LENGTHS.shape
-    assert remaining_work(50, 0, [0] * 50, LENGTHS).tokens == pytest.approx(50 * moment(shape, 1))
+    assert remaining_work(50, 0, [0] * 50, LENGTHS).tokens == pytest.approx(
+        50 * moment(shape, 1), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

@@ -294,3 +294,12 @@ def test_prior_is_silent_once_few_outlive_the_curve() -> None:
     prior = log_normal_cut(20_000, 0.5, 32_768)
     alone = length_estimate(ended, running, 32_768)
     assert length_estimate(ended, running, 32_768, prior) == alone
+
+
+def test_tail_of_two_kinds_of_answers_is_that_of_the_longer_kind() -> None:
+    # Answers of 200 to 400 tokens, and of 3,000 to 5,000: a log-normal that is fitted to both has
+    # a tail of tens of thousands. One that is still running at 5,000 has not.
+    short, long = list(range(200, 400)), list(range(3000, 5000, 20))
+    found = length_estimate([*short, *long], [5000, 5000, 5000], 32_768)
+    assert found is not None
+    assert found.shape.bin_means[-1] < 16_000

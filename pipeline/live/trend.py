@@ -1,0 +1,96 @@
+"""The trend of lengths along an input that is sorted by length or by kind of prompt. Pure.
+
+The first answers of an engine are the short ones, whatever the order of the input. Each reading is
+therefore compared with the mean that an input without order would show at the engine's age.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.planner.lengths.curve import SurvivalCurve
+from pipeline.planner.lengths.lengths import LengthModel
+from pipeline.planner.lengths.shapes import LogNormalCut, SampledLengths
+from schemas.estimate import LiveReading
+
+# A slope of fewer standard errors is chance.
+_CHANCE = 2.5
+# assumed: a trend goes on or has ended, so half of it is expected of the rows to come
+_GOES_ON = 0.5
+# Fewer readings with completions show no trend.
+_LEAST_READINGS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """Completions of one reading: how far they are along the input, and how long."""
+
+    place: float
+    log_ratio: float
+    """Logarithm of their mean length over the one that is expected without a trend."""
+    weight: float
+
+
+def with_trend(
+    lengths: LengthModel, readings: Sequence[LiveReading], *, waiting: int, in_flight: int
+) -> LengthModel:
+    """Return the lengths of the rows that are left, by the trend of those that have ended."""
+    ended = sum(reading.finished for reading in readings)
+    total = ended + waiting + in_flight
+    points = list(_points(readings, SurvivalCurve.of(lengths.shape), total))
+    if len(points) < _LEAST_READINGS or not lengths.summary.cv or total == ended:
+        return lengths
+    weights = math.fsum(point.weight for point in points)
+    middle = math.fsum(point.weight * point.place for point in points) / weights
+    spread = math.fsum(point.weight * (point.place - middle) ** 2 for point in points)
+    if not spread > 0:
+        return lengths
+    products = (p.weight * (p.place - middle) * p.log_ratio for p in points)
+    slope = math.fsum(products) / spread
+    error = lengths.summary.cv / math.sqrt(spread)
+    # The non-negative garrote: chance is set to 0, and a clear slope hardly changes.
+    slope *= max(1 - (_CHANCE * error / slope) ** 2, 0.0) if slope else 0.0
+    now, share_waiting = ended / total, waiting / (waiting + in_flight)
+    to_come = slope * (1 - now) / 2 * share_waiting
+    log_factor = slope * (now - middle) + _GOES_ON * to_come
+    return _longer(lengths, math.exp(log_factor), doubt=abs(_GOES_ON * to_come))
+
+
+def _points(readings: Sequence[LiveReading], curve: SurvivalCurve, total: int) -> Iterator[_Point]:
+    ended = 0
+    for reading in sorted(readings, key=lambda reading: reading.end_s):
+        number = reading.finished
+        ended += number
+        if not number or not reading.finished_tokens or not reading.running_requests > 0:
+            continue
+        pace = reading.tokens_per_s / reading.running_requests
+        age_s = reading.engine_age_s + (reading.end_s - reading.start_s) / 2
+        expected = _mean_of_ended(curve, pace * age_s)
+        if pace * reading.engine_age_s >= curve.mean and expected > 0:
+            ratio = reading.finished_tokens / number / expected
+            place = (ended - number / 2) / total
+            yield _Point(place=place, log_ratio=math.log(ratio), weight=float(number))
+
+
+def _mean_of_ended(curve: SurvivalCurve, most: float) -> float:
+    """Return the mean length of those that end within this many tokens."""
+    alive = curve.survival(most)
+    return (curve.area(most) - most * alive) / (1 - alive) if alive < 1 else 0.0
+
+
+def _longer(lengths: LengthModel, factor: float, *, doubt: float) -> LengthModel:
+    """Return lengths that are all longer by a factor, up to the limit."""
+    summary, shape = lengths.summary, lengths.shape
+    limit = float(summary.limit_tokens)
+    if factor == 1:
+        return lengths
+    summary = replace(
+        summary,
+        mean_tokens=min(summary.mean_tokens * factor, limit),
+        mean_relative_error=math.hypot(summary.mean_relative_error, doubt),
+    )
+    if isinstance(shape, LogNormalCut):
+        return LengthModel(summary=summary, shape=replace(shape, mu=shape.mu + math.log(factor)))
+    means = tuple(min(mean * factor, limit) for mean in shape.bin_means)
+    longer = SampledLengths(bin_means=means, weights=shape.weights, limit_tokens=shape.limit_tokens)
+    return LengthModel(summary=summary, shape=longer)
