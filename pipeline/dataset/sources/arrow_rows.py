@@ -14,8 +14,14 @@ import pyarrow.parquet as pq
 
 from pipeline.dataset.sources.files import InputFile
 from pipeline.dataset.sources.library_errors import one_line_error
-from pipeline.dataset.sources.rows import BATCH_BYTES, MAX_ROW_BYTES, Row, RowFile, too_large
-from pipeline.errors import ConfigError
+from pipeline.dataset.sources.rows import (
+    BATCH_BYTES,
+    MAX_ROW_BYTES,
+    Row,
+    RowFile,
+    check_names_differ,
+    too_large,
+)
 from schemas.units import MIB
 
 READ_BATCH_ROWS = 512
@@ -36,7 +42,7 @@ _ARROW_FILE_MARK = b"ARROW1"
 def parquet_file(file: InputFile) -> RowFile:
     with file.opened() as opened:
         schema = pq.read_schema(opened)
-    _check_names(schema, file.where)
+    check_names_differ(schema.names, file.where)
     rows = partial(_parquet_rows, file, schema)
     return RowFile(where=file.where, columns=tuple(schema.names), arrow_schema=schema, rows=rows)
 
@@ -44,7 +50,7 @@ def parquet_file(file: InputFile) -> RowFile:
 def arrow_file(file: InputFile) -> RowFile:
     with file.opened() as opened:
         schema = _arrow_reader(opened).schema
-    _check_names(schema, file.where)
+    check_names_differ(schema.names, file.where)
     rows = partial(_arrow_rows, file, schema)
     return RowFile(where=file.where, columns=tuple(schema.names), arrow_schema=schema, rows=rows)
 
@@ -56,12 +62,6 @@ def table_rows(table: Any, types: Any, where: str) -> Iterator[Row]:  # noqa: AN
 
 
 # -- files
-
-
-def _check_names(schema: Any, where: str) -> None:  # noqa: ANN401
-    repeated = [name for name in schema.names if schema.names.count(name) > 1]
-    if repeated:
-        raise ConfigError(f"prompts.path: {where} has two columns named {repeated[0]!r}")
 
 
 def _parquet_rows(

@@ -6,7 +6,14 @@ from functools import partial
 
 from pipeline.dataset.sources.files import InputFile
 from pipeline.dataset.sources.lines import LongLine, bounded_lines
-from pipeline.dataset.sources.rows import MAX_ROW_BYTES, Row, RowFile, too_large, unreadable
+from pipeline.dataset.sources.rows import (
+    MAX_ROW_BYTES,
+    Row,
+    RowFile,
+    check_names_differ,
+    too_large,
+    unreadable,
+)
 from pipeline.errors import ConfigError
 
 # Excel writes semicolons where the comma is the decimal mark.
@@ -22,6 +29,7 @@ def csv_file(file: InputFile) -> RowFile:
     columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter)))
     if not any(columns):
         raise ConfigError(f"prompts.path: {file.where} has no line with the names of its columns")
+    check_names_differ(columns, file.where)
     rows = partial(_rows, file, columns, delimiter)
     return RowFile(where=file.where, columns=columns, arrow_schema=None, rows=lambda *_: rows())
 

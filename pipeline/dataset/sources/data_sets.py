@@ -66,13 +66,21 @@ def _split(loaded: "datasets.DatasetDict", path: Path, config: PromptsConfig) ->
 def _check_files_are_inside(path: Path) -> None:
     """Raise ConfigError for a data set that names files outside its folder, or without rows."""
     for state in path.glob("**/state.json"):
-        listed = json.loads(state.read_text()).get("_data_files", [])
-        names = [str(entry.get("filename")) for entry in listed]
+        names = _listed_files(state)
         for name in names:
             if Path(name).name != name:
                 raise ConfigError(f"prompts.path: {state} names {name!r}, outside its folder")
         if not names and state.parent == path:
             raise ConfigError(f"prompts.path: {path} has no rows")
+
+
+def _listed_files(state: Path) -> list[str]:
+    """Read the names of a data set's files. Raises ConfigError for another kind of file."""
+    try:
+        listed = json.loads(state.read_text())["_data_files"]
+        return [str(entry["filename"]) for entry in listed]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"prompts.path: {state} is not what save_to_disk writes") from None
 
 
 def _row_file(data_set: "datasets.Dataset | datasets.IterableDataset", where: str) -> RowFile:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from lzma import LZMAError
 
 import pyarrow as pa
 
@@ -18,7 +19,7 @@ def one_line_error(what: str) -> Iterator[None]:
     try:
         yield
     except (
-        *(OSError, EOFError, ValueError, TypeError, KeyError, pa.ArrowException),
+        *(OSError, EOFError, LZMAError, ValueError, TypeError, KeyError, pa.ArrowException),
         *_errors_of_datasets(),
     ) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

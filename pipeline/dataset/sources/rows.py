@@ -1,8 +1,10 @@
 """Rows of the input, and the bounds on how much of it is in memory."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.errors import ConfigError
 from schemas.prompt import Problem
 from schemas.units import MIB
 
@@ -38,6 +40,13 @@ class RowFile:
     """The columns' types (a pyarrow.Schema); None where only the rows show them."""
     rows: Callable[[list[str], object | None], Iterator[Row]]
     """Iterate once over the named columns, cast to the types of a schema if one is given."""
+
+
+def check_names_differ(names: Sequence[str], where: str) -> None:
+    """Raise ConfigError for two columns of one name, of which a row could have only one."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ConfigError(f"prompts.path: {where} has two columns named {repeated[0]!r}")
 
 
 def unreadable(text: str, content: str) -> BadRow:
