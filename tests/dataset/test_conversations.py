@@ -294,7 +294,7 @@ def test_settings_are_part_of_a_rows_identity(tmp_path: Path) -> None:
 
 def test_settings_are_frozen_with_the_row(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "run")
-    rows = [{"prompt": "q", "budget": 9000}, {"prompt": "r", "budget": None}]
+    rows: list[dict[str, Any]] = [{"prompt": "q", "budget": 9000}, {"prompt": "r", "budget": None}]
     freeze(folder, "a", opened(tmp_path, rows, row_settings={"max_tokens": "budget"}))
     frozen = frozen_prompts(folder, "a")
     assert frozen is not None
