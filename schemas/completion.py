@@ -75,8 +75,12 @@ class Interruption:
     """Wait that the server requested."""
     connection_failed: bool = False
     """True if no HTTP answer came in time, so that the engine itself may be gone."""
-    kind: Literal["timeout", "refusal", "other"] = "other"
-    """`refusal`: the server answered with an HTTP error."""
+    kind: Literal["timeout", "refusal", "denial", "other"] = "other"
+    """`refusal`: the server answered with an HTTP error; `denial`: with one that it would give to
+    any request, such as that of a refused key or a redirect."""
+    is_engines: bool = False
+    """True if the attempt says something about the engine alone, which was busy or away, so that it
+    does not count against the row."""
 
 
 Outcome = Turn | Refusal | Interruption

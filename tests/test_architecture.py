@@ -34,6 +34,7 @@ DATASET = "pipeline.dataset"
 EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
+WIRE = "pipeline.engines.wire"
 RECIPES = "pipeline.recipes"
 REPORT = "pipeline.report"
 REPORT_ROWS = "pipeline.report.rows"
@@ -67,7 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     DATASET: {SOURCES, STORE, MODELS, SGLANG, LENGTHS},
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
-    ENGINES: {CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
+    WIRE: {MODELS},
+    ENGINES: {WIRE, CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT_ROWS: {DATASET, STORE},
     CHARTS: {REPORT_ROWS},
     COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
@@ -78,7 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     CONNECTION: set(),
     RUN: {
         CONNECTION,
-        *(WORKER, ENGINES, REPORT, CONSOLE, LIVE, QUALITY, DATASET, RUN_FILE, STORE, MODELS),
+        *(WORKER, ENGINES, WIRE, REPORT, CONSOLE, LIVE, QUALITY, DATASET, RUN_FILE, STORE),
+        MODELS,
         *(CHAT_TEMPLATE, *PLANNER),
     },
     "jobs": {
@@ -91,11 +94,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Package: the folders, or single modules, through which it comes in.
 DOORS: dict[str, set[str]] = {
     "ray": {RUN, CONNECTION},
-    "openai": {ENGINES},
+    "openai": {WIRE},
     # HTTP of `openai`, with the errors of its transport.
-    "httpx2": {ENGINES},
-    "aiohttp": {ENGINES},
-    "orjson": {ENGINES},
+    "httpx2": {WIRE},
+    "aiohttp": {WIRE},
+    "orjson": {ENGINES, WIRE},
     "datasets": {SOURCES},
     "pyarrow": {"schemas.completion", STORE, SOURCES, DATASET, EXPORT, REPORT_ROWS, RUN},
     "rich": {"pipeline.console.console"},

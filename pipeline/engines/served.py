@@ -191,7 +191,7 @@ class ServedEngine:
         await probe.first_turn(self._client)
 
     async def _read_server(self, probe: StartProbe, client: "ChatClient") -> None:
-        from pipeline.engines.client import server_release
+        from pipeline.engines.wire.pages import server_release
 
         served, configured = await probe.context_length(client), self.config.engine.context_length
         self.context_length = configured or served
@@ -256,7 +256,7 @@ class ServedEngine:
         self, launch: LaunchHistory, process: EngineProcess, client: "ChatClient"
     ) -> None:
         """Read what the engine settled for, and limit the requests in flight to it."""
-        from pipeline.engines.client import raise_file_limit
+        from pipeline.engines.wire.transport import raise_file_limit
 
         page = await client.page("/server_info") or await client.page("/get_server_info")
         text = await asyncio.to_thread(process.log_text)

@@ -22,7 +22,7 @@ from schemas.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.engines.client import Offer
+    from pipeline.engines.wire.pages import Offer
 
 # Flags with which SGLang uses a request's seed: sampling_batch_info.py and server_args.py, 0.5.23.
 _SEEDED_FLAGS = ("enable-deterministic-inference", "rl-on-policy-target")
@@ -75,7 +75,7 @@ def check_endpoints(config: RunFile) -> EndpointReport:
 
 async def _offers(config: RunFile) -> "Sequence[Offer]":
     # The library needs half a second to import.
-    from pipeline.engines.client import offer_of
+    from pipeline.engines.wire.pages import offer_of
 
     key = endpoint_key(config)
     urls = [url.rstrip("/") for url in config.engine.base_urls]

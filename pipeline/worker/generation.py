@@ -50,7 +50,7 @@ class Generator:
         match outcome:
             case Interruption(kind="timeout"):
                 self.num_timeouts += 1
-            case Interruption(kind="refusal") | Refusal(kind="refused_by_engine"):
+            case Interruption(kind="refusal" | "denial") | Refusal(kind="refused_by_engine"):
                 self.num_refusals += 1
             case _:
                 pass

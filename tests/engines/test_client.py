@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import json
 import resource
 import threading
@@ -11,15 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from time import monotonic
 
 import pytest
 
-from pipeline.engines.client import (
-    MOST_IN_FLIGHT,
-    ChatClient,
-    raise_file_limit,
-    server_release,
-)
+from pipeline.engines.client import ChatClient
+from pipeline.engines.wire.pages import offer_of, server_release
+from pipeline.engines.wire.transport import MOST_IN_FLIGHT, raise_file_limit
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.prompt import FunctionCall, Message, Request, ToolCall
@@ -311,6 +310,109 @@ def test_deadline_ends_a_request_that_is_never_answered(server: ScriptedServer) 
 def test_deadline_leaves_open_whether_the_engine_lives(server: ScriptedServer) -> None:
     reply_with(server, Reply(body=completion_body("seven"), delay_s=3.0))
     assert interruption(ask(server.url, timeout_s=0.2)).connection_failed
+
+
+def test_deadline_holds_for_a_server_that_sends_a_byte_now_and_then(
+    server: ScriptedServer,
+) -> None:
+    reply_with(server, Reply(body=completion_body("seven"), drip_s=0.05))
+    began_s = monotonic()
+    assert interruption(ask(server.url, timeout_s=0.4)).kind == "timeout"
+    assert monotonic() - began_s < 2.0
+
+
+def test_body_without_an_end_is_cut_off_at_the_size_of_the_largest_answer(
+    server: ScriptedServer,
+) -> None:
+    reply_with(server, Reply(body=b" " * 65536, endless=True))
+    late = interruption(ask(server.url, timeout_s=30.0))
+    assert "more than" in late.cause
+    assert late.kind == "other"
+
+
+def test_answer_as_long_as_its_token_budget_allows_is_read(server: ScriptedServer) -> None:
+    # Every token as the longest one that JSON escapes.
+    text = "\U0001f600" * 16 * SAMPLING.max_tokens if SAMPLING.max_tokens else ""
+    answered(server, text)
+    assert turn(ask(server.url)).answer_text == text
+
+
+def test_nothing_compressed_is_requested_or_unpacked(server: ScriptedServer) -> None:
+    body = gzip.compress(completion_body("x" * 10_000_000))
+    reply_with(server, Reply(body=body, headers=(("content-encoding", "gzip"),)))
+    assert "compressed" in interruption(ask(server.url)).cause
+    assert server.headers[0]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_prompts_and_key_follow_no_redirect(server: ScriptedServer, status: int) -> None:
+    with serving(ScriptedServer()) as other:
+        to = f"{other.url}/chat/completions"
+        reply_with(server, Reply(status=status, headers=(("location", to),)))
+        refused = interruption(ask(server.url))
+        server.models = Reply(status=status, headers=(("location", f"{other.url}/models"),))
+        with pytest.raises(EngineError, match=str(status)):
+            context_of(server.url)
+        assert other.num_connections == 0
+    assert refused.kind == "denial"
+    assert to in refused.cause
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_server_that_is_busy_or_away_says_nothing_about_the_row(
+    server: ScriptedServer, status: int
+) -> None:
+    reply_with(server, Reply(status=status))
+    busy = interruption(ask(server.url))
+    assert (busy.is_engines, busy.kind) == (True, "refusal")
+
+
+def test_refused_connection_is_the_engines_and_a_broken_one_may_be_the_rows(
+    server: ScriptedServer,
+) -> None:
+    assert interruption(ask("http://127.0.0.1:9/v1")).is_engines
+    reply_with(server, Reply(body=completion_body("seven"), cut=True))
+    assert not interruption(ask(server.url)).is_engines
+
+
+HOSTILE = {
+    "a number of 100,000 digits": completion_body("x").replace(b"3,", b"9" * 100_000 + b","),
+    "lists in lists": b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a message that is a text": b'{"choices": [{"message": "x", "finish_reason": "stop"}]}',
+    "a choice that is a list": b'{"choices": [[]]}',
+    "a finish that is an object": b'{"choices": [{"message": {"content": "x"}, '
+    b'"finish_reason": {"a": "' + b"x" * 5000 + b'"}}]}',
+    "no text at all": bytes(range(256)) * 100,
+    "not a number": completion_body("x").replace(b"3,", b"NaN,"),
+}
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_body_is_an_outcome_of_its_request(
+    server: ScriptedServer, body: bytes, status: int
+) -> None:
+    reply_with(server, Reply(status=status, body=body))
+    outcome = ask(server.url)
+    assert isinstance(outcome, Turn | Refusal | Interruption)
+    if isinstance(outcome, Interruption):
+        assert len(outcome.cause) < 400
+
+
+def test_arguments_of_a_call_may_be_nested_beyond_what_json_writes(server: ScriptedServer) -> None:
+    arguments: object = 1
+    for _ in range(900):
+        arguments = [arguments]
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    answered(server, "", "tool_calls", tool_calls=[call])
+    assert isinstance(ask(server.url), Turn | Refusal)
+
+
+@pytest.mark.parametrize("body", [*HOSTILE.values(), b'{"data": [{"max_model_len": 1e999}]}'])
+def test_hostile_page_is_no_page(server: ScriptedServer, body: bytes) -> None:
+    server.models = Reply(body=body)
+    assert context_of(server.url) is None
+    assert asyncio.run(offer_of(server.url, "k")).models == ()
 
 
 def test_half_a_surrogate_pair_is_a_question_mark(server: ScriptedServer) -> None:

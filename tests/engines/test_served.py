@@ -108,10 +108,10 @@ def test_start_closes_the_client_of_the_start_before(tmp_path: Path) -> None:
         async def start_again() -> None:
             first = engine._client
             assert first is not None
-            assert first._page_client is not None
+            assert first._pages._http is not None
             await engine.start()
             assert engine._client is not first
-            assert first._page_client is None
+            assert first._pages._http is None
 
         during(engine, start_again)
 

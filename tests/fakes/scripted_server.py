@@ -11,7 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Response of the server; `cut` closes the connection after half of the body."""
+    """Response of the server; `cut` closes the connection after half of the body.
+
+    `drip_s` is the pause before each byte; an `endless` body is sent again and again.
+    """
 
     status: int = 200
     body: bytes = b"{}"
@@ -19,6 +22,8 @@ class Reply:
     content_type: str = "application/json"
     delay_s: float = 0.0
     cut: bool = False
+    drip_s: float = 0.0
+    endless: bool = False
 
 
 # Maps a request's body and its number, from 1, to the reply.
@@ -62,8 +67,10 @@ class ScriptedServer:
     peak_in_flight: int = 0
     keeps_requests: bool = True
     num_requests: int = 0
+    num_connections: int = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
         try:
             while await self._serve_one(reader, writer):
                 pass
@@ -84,12 +91,26 @@ class ScriptedServer:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         reply = await self._reply(path, headers, body)
         sent = reply.body[: len(reply.body) // 2] if reply.cut else reply.body
-        lines = [f"HTTP/1.1 {reply.status} Scripted", f"content-length: {len(reply.body)}"]
+        lines = [f"HTTP/1.1 {reply.status} Scripted"]
+        lines += ["connection: close" if reply.endless else f"content-length: {len(reply.body)}"]
         lines += [f"content-type: {reply.content_type}"]
         lines += [f"{name}: {value}" for name, value in reply.headers]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + sent)
-        await writer.drain()
+        response = "\r\n".join([*lines, "", ""]).encode() + sent
+        if reply.drip_s:
+            await self._drip(writer, response, reply.drip_s)
+        else:
+            writer.write(response)
+            await writer.drain()
+        while reply.endless:
+            writer.write(reply.body)
+            await writer.drain()
         return not reply.cut
+
+    async def _drip(self, writer: asyncio.StreamWriter, response: bytes, pause_s: float) -> None:
+        for byte in response:
+            await asyncio.sleep(pause_s)
+            writer.write(bytes([byte]))
+            await writer.drain()
 
     async def _reply(self, path: str, headers: dict[str, str], body: bytes) -> Reply:
         if path.endswith("/models"):
