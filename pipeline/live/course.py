@@ -22,7 +22,7 @@ _MAX_AGES = 12
 _NEAR_MOMENTS, _FAR_MOMENTS, _NEAR_MEANS = 90, 50, 3.0
 _TINY = 1e-9
 # assumed: a request that outlives all lengths by less than this share of its age is only slow
-_LEAST_OVERDUE = 0.2
+_LEAST_OVERDUE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,10 @@ from schemas.units import SECONDS_PER_DAY
 NewerLog = Callable[[int], LiveLog | None]
 """Returns the log if it has more readings than this, else None."""
 
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 2.0, 60.0
-# Wait over the time that an estimate takes, so that it uses at most 3 % of a core.
-_WAIT_PER_ESTIMATE = 33.0
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.5, 10.0
+_WAIT_AFTER_ERROR_S = 60.0
+# Wait over the time that an estimate takes, so that it uses at most 5 % of a core.
+_WAIT_PER_ESTIMATE = 20.0
 # The driver waits at most this long for an estimate under way when the run ends.
 _JOIN_S = 2.0
 # From the last answer to the end of the run: its part is published and the engines are ended.
@@ -71,7 +72,11 @@ class LiveEta:
     _expectation: Expectation | None = None
     _events: deque[str] = field(default_factory=deque)
     _logged: set[str] = field(default_factory=set)
+    _took_s: float = 0.0
+    """Time that the last estimate took."""
     _stop: threading.Event = field(default_factory=threading.Event)
+    _wake: threading.Event = field(default_factory=threading.Event)
+    """Set when the next estimate should not wait."""
 
     @property
     def days_left(self) -> Band | None:
@@ -88,10 +93,12 @@ class LiveEta:
             yield
         finally:
             self._stop.set()
+            self._wake.set()
             thread.join(_JOIN_S)
 
     def follow(self, progress: Progress) -> None:
         """Use this progress for the next estimate."""
+        had_open_rows = self._rows is None or self._rows.rows_open > 0
         plans = (worker.plan for worker in progress.workers if worker.plan)
         self._launched = next(plans, self._launched)
         self._rows = RowCounts(
@@ -102,6 +109,8 @@ class LiveEta:
             counted_at_s=progress.updated_at_s,
         )
         self._followed_s = self.clock()
+        if had_open_rows and not self._rows.rows_open:
+            self._wake.set()
 
     def take_events(self) -> list[str]:
         """Return log lines since the last call; each deviation is logged once."""
@@ -112,16 +121,21 @@ class LiveEta:
 
     def _estimate_forever(self) -> None:
         wait_s = _SHORTEST_WAIT_S
-        while not self._stop.wait(wait_s):
-            began_s = self.clock()
+        while not self._stop.is_set():
+            self._wake.wait(wait_s)
+            self._wake.clear()
             try:
                 self.estimate()
             except (PipelineError, OSError) as error:
-                wait_s = _LONGEST_WAIT_S
+                wait_s = _WAIT_AFTER_ERROR_S
                 self._log_once(str(error), f"event=no_estimate why={str(error)!r}")
                 continue
-            took_s = self.clock() - began_s
-            wait_s = min(max(_WAIT_PER_ESTIMATE * took_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+            wait_s = self.next_wait_s
+
+    @property
+    def next_wait_s(self) -> float:
+        """Wait before the next estimate; the time that the plan took does not count."""
+        return min(max(_WAIT_PER_ESTIMATE * self._took_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def estimate(self) -> RunUpdate | None:
         """Make the estimate once; None before there is a reading."""
@@ -134,7 +148,9 @@ class LiveEta:
                 self.folder, self.config, today=self.today, launched=self._launched
             )
         rows, made_s = self._rows, self._followed_s
+        began_s = self.clock()
         update = run_update(log, self.config, rows, self._expectation)
+        self._took_s = self.clock() - began_s
         days = update.days_left
         self._figure = _Figure(days=days.plus(_CLOSING), made_s=made_s) if days else None
         for each in update.disagreements:

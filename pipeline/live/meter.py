@@ -21,10 +21,9 @@ _SPAN_PER_REQUEST = 0.1
 _SHORTEST_LAST_S = 0.5
 # Length of a span over the engine's age: a young engine reports more often.
 _SPAN_PER_AGE = 0.5
-# The pace of a request is the mean over this many completions.
-_PACED_COMPLETIONS = 400
-# A request that runs this many times as long as the longest of them is stuck.
-_STUCK = 3
+# The pace of a request is the mean over the completions of the latest few times that all places
+# were filled: the first ones may have waited for the engine to load.
+_PACED_WAVES, _LEAST_PACED = 3, 32
 # Significant digits of a length: a few thousand classes for all completions of a run.
 _DIGITS = 3
 
@@ -68,9 +67,8 @@ class Meter:
     """Tokens of a request that has run since the start, by the engine's counters."""
     _counted_pace: float = 0.0
     """Tokens/s of one request between the last two scrapes."""
-    _paces: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=_PACED_COMPLETIONS)
-    )
+    _paces: deque[tuple[int, float]] = field(default_factory=deque)
+    """Tokens and duration of the latest attempts."""
     _paced_s: float = 0.0
     """Sum of their durations."""
     _changed_s: float = 0.0
@@ -122,10 +120,11 @@ class Meter:
         self._sums.prompt_tokens += outcome.prompt_tokens or 0
 
     def _note_pace(self, tokens: int, duration_s: float) -> None:
-        if len(self._paces) == _PACED_COMPLETIONS:
-            self._paced_s -= self._paces[0][1]
         self._paces.append((tokens, duration_s))
         self._paced_s += duration_s
+        most = max(_PACED_WAVES * (len(self._in_flight) + 1), _LEAST_PACED)
+        while len(self._paces) > most:
+            self._paced_s -= self._paces.popleft()[1]
 
     def note_counters(self, counters: EngineCounters, now_s: float) -> None:
         """Note the counters of the engine's metrics page."""
@@ -199,7 +198,7 @@ class Meter:
         by_engine = sums.scraped_s > 0
         seconds = sums.scraped_s if by_engine else now_s - sums.since_s
         request_s = sums.counted_request_s if by_engine else sums.request_s
-        tokens = sums.decoded_tokens if by_engine else self._pace(now_s) * request_s
+        tokens = sums.decoded_tokens if by_engine else self._pace() * request_s
         # A release that does not count prefilled tokens leaves the prompts of the completions.
         counts_prefill = by_engine and self._last is not None and _counts_prefill(self._last[1])
         prompt_tokens_per_s = (
@@ -232,7 +231,7 @@ class Meter:
         if self._last is not None:
             clock = self._clock(now_s)
             return [int(max(clock - request.clock_tokens, 0.0)) for request in requests]
-        pace = self._pace(now_s)
+        pace = self._pace()
         return [int(pace * (now_s - request.since_s)) for request in requests]
 
     def _clock(self, now_s: float) -> float:
@@ -240,17 +239,14 @@ class Meter:
         since_s = self._last[0] if self._last is not None else now_s
         return self._clock_tokens + self._counted_pace * (now_s - since_s)
 
-    def _pace(self, now_s: float) -> float:
+    def _pace(self) -> float:
         """Return tokens/s of one request, by the latest completions.
 
-        Requests that run far longer than any of them are slower, or stuck.
+        A request that runs far longer than any of them counts by its age: it may be a long one, or
+        slower, or stuck.
         """
-        seconds = self._paced_s
-        longest_s = _STUCK * max((duration_s for _, duration_s in self._paces), default=0.0)
-        seconds += sum(
-            max(now_s - request.since_s - longest_s, 0.0) for request in self._in_flight.values()
-        )
-        return sum(tokens for tokens, _ in self._paces) / seconds if seconds > 0 else 0.0
+        tokens = sum(tokens for tokens, _ in self._paces)
+        return tokens / self._paced_s if self._paced_s > 0 else 0.0
 
     def _integrate(self, now_s: float) -> None:
         if self._sums is not None:

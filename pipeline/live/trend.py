@@ -17,6 +17,8 @@ from schemas.estimate import LiveReading
 _CHANCE = 2.5
 # assumed: a trend goes on or has ended, so half of it is expected of the rows to come
 _GOES_ON = 0.5
+# assumed: after this many mean lengths an engine's requests have no common start any more
+_SETTLED_MEANS = 3.0
 # Fewer readings with completions show no trend.
 _LEAST_READINGS = 4
 
@@ -40,20 +42,40 @@ def with_trend(
     points = list(_points(readings, SurvivalCurve.of(lengths.shape), total))
     if len(points) < _LEAST_READINGS or not lengths.summary.cv or total == ended:
         return lengths
+    line = _line_through(points, lengths.summary.cv)
+    now, share_waiting = ended / total, waiting / (waiting + in_flight)
+    # A trend is trusted for as far again as it has been seen.
+    seen = now - points[0].place
+    to_come = line.slope * min((1 - now) / 2, seen) * share_waiting
+    log_factor = line.slope * (now - line.middle) + _GOES_ON * to_come
+    return _longer(lengths, math.exp(log_factor), doubt=abs(_GOES_ON * to_come))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Logarithm of the length along the input, 0 in the middle of the rows that have ended."""
+
+    middle: float
+    slope: float
+
+
+def _line_through(points: Sequence[_Point], cv: float) -> _Line:
+    """Return the line of least squares, flat where its slope may be chance."""
     weights = math.fsum(point.weight for point in points)
     middle = math.fsum(point.weight * point.place for point in points) / weights
+    level = math.fsum(point.weight * point.log_ratio for point in points) / weights
     spread = math.fsum(point.weight * (point.place - middle) ** 2 for point in points)
     if not spread > 0:
-        return lengths
-    products = (p.weight * (p.place - middle) * p.log_ratio for p in points)
-    slope = math.fsum(products) / spread
-    error = lengths.summary.cv / math.sqrt(spread)
+        return _Line(middle=middle, slope=0.0)
+    slope = math.fsum(p.weight * (p.place - middle) * p.log_ratio for p in points) / spread
+    scatter = math.fsum(
+        p.weight * (p.log_ratio - level - slope * (p.place - middle)) ** 2 for p in points
+    ) / (len(points) - 2)
+    # Completions end in waves after a start, which scatters more than their lengths do.
+    error = math.sqrt(max(scatter, cv**2) / spread)
     # The non-negative garrote: chance is set to 0, and a clear slope hardly changes.
     slope *= max(1 - (_CHANCE * error / slope) ** 2, 0.0) if slope else 0.0
-    now, share_waiting = ended / total, waiting / (waiting + in_flight)
-    to_come = slope * (1 - now) / 2 * share_waiting
-    log_factor = slope * (now - middle) + _GOES_ON * to_come
-    return _longer(lengths, math.exp(log_factor), doubt=abs(_GOES_ON * to_come))
+    return _Line(middle=middle, slope=slope)
 
 
 def _points(readings: Sequence[LiveReading], curve: SurvivalCurve, total: int) -> Iterator[_Point]:
@@ -66,7 +88,7 @@ def _points(readings: Sequence[LiveReading], curve: SurvivalCurve, total: int) -
         pace = reading.tokens_per_s / reading.running_requests
         age_s = reading.engine_age_s + (reading.end_s - reading.start_s) / 2
         expected = _mean_of_ended(curve, pace * age_s)
-        if pace * reading.engine_age_s >= curve.mean and expected > 0:
+        if pace * reading.engine_age_s >= _SETTLED_MEANS * curve.mean and expected > 0:
             ratio = reading.finished_tokens / number / expected
             place = (ended - number / 2) / total
             yield _Point(place=place, log_ratio=math.log(ratio), weight=float(number))

@@ -163,7 +163,7 @@ def test_thread_estimates_until_the_block_ends_and_logs_an_error_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.live.eta._SHORTEST_WAIT_S", 0.001)
-    monkeypatch.setattr("pipeline.live.eta._LONGEST_WAIT_S", 0.002)
+    monkeypatch.setattr("pipeline.live.eta._WAIT_AFTER_ERROR_S", 0.002)
     eta = running_eta(tmp_path)
     with eta.working():
         wait_until(lambda: eta.days_left is not None)
@@ -179,3 +179,30 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < until_s
         time.sleep(0.005)
+
+
+def test_last_row_that_ends_is_estimated_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.live.eta._SHORTEST_WAIT_S", 600.0)
+    monkeypatch.setattr("pipeline.live.eta._LONGEST_WAIT_S", 600.0)
+    eta = running_eta(tmp_path)
+    with eta.working():
+        eta.follow(progress(rows_done=100))
+        wait_until(lambda: eta.days_left is not None)
+
+
+def test_time_for_the_plan_does_not_delay_the_next_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+
+    def slow(*given: object, **options: object) -> Expectation:
+        now_s[0] += 1000.0
+        return expectation(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.live.eta.expectation", slow)
+    eta = running_eta(tmp_path)
+    eta.clock = lambda: now_s[0]
+    assert eta.estimate() is not None
+    assert eta.next_wait_s < 2.0

@@ -78,6 +78,34 @@ def test_interrupted_attempts_are_reported_with_the_tokens_of_their_age() -> Non
     assert span.running == ()
 
 
+def test_first_answers_that_waited_for_the_engine_do_not_slow_the_rest() -> None:
+    meter = Meter()
+    meter.started(4)
+    first = [meter.note_request(0.0) for _ in range(4)]
+    for number in first:
+        # 200 tokens after 60 s, of which the model loaded for 50.
+        meter.note_outcome(number, TURN, 60.0)
+    for second in range(32):
+        number = meter.note_request(60.0 + second)
+        meter.note_outcome(number, TURN, 70.0 + second)
+    meter.note_request(102.0)
+    span = meter.take_span(112.0)
+    assert span is not None
+    assert span.running == ((200, 1),)
+
+
+def test_requests_that_outlast_the_first_short_answers_keep_their_pace() -> None:
+    meter = Meter()
+    meter.started(4)
+    for _ in range(4):
+        meter.note_outcome(meter.note_request(0.0), TURN, 10.0)
+    for _ in range(4):
+        meter.note_request(10.0)
+    span = meter.take_span(110.0)
+    assert span is not None
+    assert span.running == ((2000, 4),)
+
+
 def test_spans_are_short_where_requests_are() -> None:
     meter = Meter()
     meter.started(8)

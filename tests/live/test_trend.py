@@ -52,16 +52,29 @@ def test_sorted_from_long_to_short_is_the_other_way_round() -> None:
 
 
 def test_first_answers_are_short_without_any_trend() -> None:
-    # At an age of 1.5 mean lengths the long ones have not ended: their lack is no trend.
+    # At an age of three mean lengths some of the long ones have not ended: their lack is no trend.
     young = [
         reading(
-            start_s=30.0 * n, end_s=30.0 * (n + 1), engine_age_s=110.0 + 30.0 * n,
+            start_s=30.0 * n, end_s=30.0 * (n + 1), engine_age_s=310.0 + 30.0 * n,
             running_requests=8.0, tokens_per_s=80.0, finished=60, finished_tokens=60 * mean,
         )
-        for n, mean in enumerate((780, 840, 880, 905, 925, 940))
+        for n, mean in enumerate((960, 980, 990, 995, 998, 1000))
     ]  # fmt: skip
     found = with_trend(LENGTHS, young, waiting=1000, in_flight=8)
-    assert found.summary.mean_tokens == pytest.approx(1000, rel=0.08)
+    assert found.summary.mean_tokens == pytest.approx(1000, rel=0.01)
+
+
+def test_waves_after_a_start_are_no_trend() -> None:
+    # Half of the answers are short: they come first, and then the long ones all at once.
+    waves = (250, 260, 240, 2900, 255, 1400, 250, 1900)
+    found = mean_left([float(mean) for mean in waves], waiting=8000, finished=60)
+    assert found.summary.mean_tokens == pytest.approx(1000, rel=0.02)
+
+
+def test_trend_is_trusted_for_as_far_again_as_it_has_been_seen() -> None:
+    # 500 rows of a million: their slope says little of the end of the input.
+    found = mean_left([826.0, 909.0, 1000.0, 1100.0, 1210.0], waiting=1_000_000)
+    assert found.summary.mean_tokens < 1600
 
 
 def test_nothing_left_has_no_trend() -> None:

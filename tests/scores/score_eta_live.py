@@ -3,7 +3,7 @@
 usage: python -m tests.scores.score_eta_live [--kind NAME] [--seed N] [--looks]
 
 Each run is the job as its user starts it, against stand-in servers on loopback that answer whole,
-without counters. The end is the end of the process. Unknown figures count as unknown, not as wrong.
+without counters. The end is when the coordinator writes the final state. Unknown figures count as unknown, not wrong.
 """
 
 import argparse
@@ -181,20 +181,21 @@ def played(kind: LiveKind, seed: int) -> list[LiveLook]:
 
 def _looked_at(run: Run, kind: LiveKind) -> list[LiveLook]:
     process, looks = start_job(run.run_file), []
-    began_s = time.monotonic()
+    began_s, began_at_s = time.monotonic(), time.time()
     for number in itertools.count(1):
         while process.poll() is None and time.monotonic() < began_s + number * _LOOK_EVERY_S:
             time.sleep(0.05)
         if process.poll() is not None:
             break
-        if (run.folder / "live.json").exists():
-            looks.append(_look(run.status(), time.monotonic() - began_s))
-    end_s = time.monotonic() - began_s
+        if (run.folder / "live.json").exists() and (status := run.status())["state"] == "running":
+            looks.append(_look(status, time.monotonic() - began_s))
     _, errors = process.communicate()
     assert process.returncode in (0, 3), errors
+    end_s = (run.folder / "live.json").stat().st_mtime - began_at_s
     return [
         LiveLook(at_s=look.at_s, share=look.share, left_s=look.left_s, true_s=end_s - look.at_s)
         for look in looks
+        if look.at_s < end_s
     ]
 
 
