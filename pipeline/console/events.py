@@ -63,6 +63,9 @@ EVENTS: dict[str, EventKind] = {
     # -- a worker
     "engine_ready": EventKind("worker", INFO, "{worker}: {engine} is ready (release {release})"),
     "engine_failed": EventKind("worker", ERROR, "{worker}: the engine did not start: {cause}"),
+    "waiting_for_engines": EventKind(
+        "worker", WARNING, "{worker} waits for its server, {waited_s:,.0f} s so far: {cause}"
+    ),
     "engine_lost": EventKind("worker", WARNING, "{worker} lost its engine: {cause}"),
     "leases_lost": EventKind("worker", WARNING, "{worker} was taken for dead and lost its rows"),
     "journal_published": EventKind(

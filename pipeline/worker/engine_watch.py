@@ -17,6 +17,10 @@ from schemas.progress import Supply
 
 # assumed: a machine that is too busy during so many checks will not get better
 _BUSY_CHECKS = 20
+# Rows go on within this time of an endpoint's return; a probe costs the server nothing.
+_MOST_BETWEEN_PROBES_S = 5.0
+# The first report of a wait is at once, the next after this long, and then after twice as long.
+_FIRST_REPORT_OF_WAIT_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class EngineWatch:
     last_cause: str | None = None
     num_restarts: int = 0
     _starts: Starts = field(default_factory=Starts)
+    _report_wait_from_s: float = 0.0
     _watching: Background = field(default_factory=Background)
     _lag: LoopLag = field(default_factory=LoopLag)
     _measuring: Background = field(default_factory=Background)
@@ -74,6 +79,7 @@ class EngineWatch:
         Raises EngineError when the engine used up the starts that its kind has.
         """
         since_s, attempts = monotonic(), 0
+        waits = self.config.kind == "endpoint" and not is_first
         while not self.draining.is_set():
             await self._pause(attempts)
             attempts += 1
@@ -82,8 +88,8 @@ class EngineWatch:
                 if not await ends_before(self.engine.start(), self.draining):
                     return False
             except EngineError as error:
-                self._note_failed_start(error)
                 lost_s = monotonic() - since_s
+                self._note_failed_start(error, lost_s if waits else None)
                 if isinstance(error, EngineGivenUpError) or is_out_of_starts(
                     self.config, is_first=is_first, attempts=attempts, lost_s=lost_s
                 ):
@@ -98,6 +104,7 @@ class EngineWatch:
     async def restart(self) -> bool:
         """Start a lost engine again."""
         self.lost_cause = None
+        self._report_wait_from_s = 0.0
         self.num_restarts += 1
         return await self.start(is_first=False)
 
@@ -110,12 +117,22 @@ class EngineWatch:
 
     async def _pause(self, attempts: int) -> None:
         backoff_s = self.intervals.backoff_before_start_s(max(attempts, self._starts.count))
+        if self.config.kind == "endpoint":
+            backoff_s = min(backoff_s, _MOST_BETWEEN_PROBES_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.draining.wait(), backoff_s)
 
-    def _note_failed_start(self, error: EngineError) -> None:
+    def _note_failed_start(self, error: EngineError, waited_s: float | None) -> None:
+        """Report a start that failed; of an endpoint that is waited for, once in a while."""
         self.last_cause = str(error)
-        self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
+        if waited_s is None:
+            self.log(f"event=engine_failed worker={self.worker_id} cause={str(error)!r}")
+        elif waited_s >= self._report_wait_from_s:
+            self._report_wait_from_s = max(2 * waited_s, _FIRST_REPORT_OF_WAIT_S)
+            self.log(
+                f"event=waiting_for_engines worker={self.worker_id} waited_s={waited_s:.0f} "
+                f"patience_s={self.config.outage_patience_s:.0f} cause={str(error)!r}"
+            )
 
     def _count_start(self) -> None:
         """Raises EngineError for an engine that starts again and again and finishes no row."""

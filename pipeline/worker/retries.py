@@ -44,7 +44,7 @@ class Starts:
 def is_out_of_starts(engine: EngineConfig, *, is_first: bool, attempts: int, lost_s: float) -> bool:
     """Return whether an engine that fails to start is abandoned."""
     if engine.kind == "endpoint":
-        return is_first or lost_s > engine.lost_after_s
+        return is_first or lost_s > engine.outage_patience_s
     return attempts >= (_MAX_FIRST_STARTS if is_first else engine.max_restarts)
 
 
@@ -54,18 +54,25 @@ class Attempts:
 
     retry: RetryConfig
     max_consecutive_failures: int
+    outage_patience_s: float
     num_consecutive_failures: int = 0
     held_until_s: float = 0.0
     """Time before which nothing is sent, because the engine asked for that."""
+    _num_busy: int = 0
+    """Attempts since the last answer that the engine was too busy for, or away."""
+    _busy_since_s: float | None = None
     _failed: deque[bool] = field(default_factory=lambda: deque(maxlen=_SICK_ATTEMPTS))
     _jitter: random.Random = field(default_factory=random.Random)
 
     def note_answer(self) -> None:
         self.num_consecutive_failures = 0
+        self._forget_outage()
         self._failed.append(False)
 
-    def note_failure(self, outcome: Interruption) -> str | None:
+    def note_failure(self, outcome: Interruption, *, now_s: float) -> str | None:
         """Count one. Return why the engine must be restarted, or None while it may be well."""
+        if outcome.is_engines and outcome.kind != "denial":
+            return self._note_busy(outcome, now_s)
         self.num_consecutive_failures += 1
         self._failed.append(True)
         if self.num_consecutive_failures >= self.max_consecutive_failures:
@@ -81,17 +88,32 @@ class Attempts:
             )
         return None
 
+    def _note_busy(self, outcome: Interruption, now_s: float) -> str | None:
+        """An engine that is busy or away is waited for, and not sick."""
+        self._num_busy += 1
+        if self._busy_since_s is None:
+            self._busy_since_s = now_s
+        busy_s = now_s - self._busy_since_s
+        if busy_s <= self.outage_patience_s:
+            return None
+        return f"no answer for {busy_s:,.0f} s, the last with: {outcome.cause}"
+
+    def _forget_outage(self) -> None:
+        self._num_busy, self._busy_since_s = 0, None
+
     def hold_if_refused(
         self, outcome: Interruption, *, max_running_requests: int, now_s: float
     ) -> None:
         """Send nothing for a while to an engine that refuses all requests and says how long."""
-        if outcome.retry_after_s and self.num_consecutive_failures >= max_running_requests:
+        num_refused = self.num_consecutive_failures + self._num_busy
+        if outcome.retry_after_s and num_refused >= max_running_requests:
             wait_s = min(outcome.retry_after_s, self.retry.retry_after_max_s)
             self.held_until_s = now_s + wait_s
 
     def reset(self) -> None:
         """Forget the outcomes of before a restart."""
         self.num_consecutive_failures = 0
+        self._forget_outage()
         self._failed.clear()
 
     def backoff_s(self, num_attempts: int, retry_after_s: float | None) -> float:

@@ -31,6 +31,9 @@ from schemas.config.run_file import RunFile
 from schemas.progress import Orders, Supply, WorkerReport, WorkerState
 from schemas.prompt import Problem, Prompt
 
+# Waits double with each attempt, up to the limit of the run file long before this many.
+_MOST_DOUBLINGS = 32
+
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
@@ -66,7 +69,9 @@ class Worker:
     def __post_init__(self) -> None:
         config, engine = self.config, self.engine
         self._attempts = Attempts(
-            retry=config.retry, max_consecutive_failures=config.engine.max_consecutive_failures
+            retry=config.retry,
+            max_consecutive_failures=config.engine.max_consecutive_failures,
+            outage_patience_s=config.engine.outage_patience_s,
         )
         self._backlog = Backlog(suspects=Suspects(max_deaths=config.engine.max_deaths_in_flight))
         self._in_flight = InFlight(wake=self._wake)
@@ -185,7 +190,9 @@ class Worker:
         """Delay the row, set it aside after its last attempt, or note that the engine is lost."""
         self._num_interruptions += 1
         self._engine_watch.note_interruption(outcome.cause)
-        sick_cause = self._attempts.note_failure(outcome)
+        if outcome.is_engines:
+            row.attempts_at_turn -= 1
+        sick_cause = self._attempts.note_failure(outcome, now_s=monotonic())
         if outcome.connection_failed and not await self._engine_watch.is_alive():
             self._engine_watch.note_lost(outcome.cause)
             self._in_flight.cut_off.append(row)
@@ -199,7 +206,8 @@ class Worker:
             failed = failed_row(row, outcome.cause, now_s=time())
             await self.book.set_aside(row.key, row.number, failed)
             return
-        wait_s = self._attempts.backoff_s(row.attempts_at_turn, outcome.retry_after_s)
+        num_attempts = max(row.attempts_at_turn, min(row.interruptions, _MOST_DOUBLINGS))
+        wait_s = self._attempts.backoff_s(num_attempts, outcome.retry_after_s)
         self._backlog.delay(row, monotonic() + wait_s)
 
     def _finish(self, row: Row, problem: Problem | None) -> None:

@@ -48,8 +48,9 @@ class EngineConfig(Section):
     """sglang: a start times out after this long without a change in log, CPU or disk counters."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """sglang: an engine with requests but no new token for this long is hung."""
-    lost_after_s: Annotated[float, Field(gt=0)] = 60.0
-    """An endpoint that does not answer for this long is abandoned."""
+    outage_patience_s: Annotated[float, Field(gt=0)] = 21_600.0
+    """Longest wait for an engine that is busy or away: an endpoint that does not answer, or any
+    engine that answers 429 or 503. Its rows go to others meanwhile."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts of one engine without a finished row in between."""
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 500

@@ -97,8 +97,8 @@ def test_schema_beside_the_run_file_describes_every_key(
     assert init.main([str(write_input(tmp_path, "chat.jsonl"))]) == 0
     schema = json.loads((tmp_path / "regenerate.schema.json").read_text())
     assert set(schema["properties"]) == set(RunFile.model_fields)
-    lost_after = schema["$defs"]["EngineConfig"]["properties"]["lost_after_s"]
-    assert "endpoint" in lost_after["description"]
+    patience = schema["$defs"]["EngineConfig"]["properties"]["outage_patience_s"]
+    assert "endpoint" in patience["description"]
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_lost_endpoint_gives_its_rows_to_the_other(tmp_path: Path, cluster: str)
                 questions(150),
                 cluster,
                 engine=endpoint(
-                    one, two, max_running_requests=8, lost_after_s=2, ready_timeout_s=1
+                    one, two, max_running_requests=8, outage_patience_s=2, ready_timeout_s=1
                 ),
             )
             process = run.start()

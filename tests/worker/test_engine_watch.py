@@ -85,10 +85,15 @@ def test_later_start_is_tried_as_often_as_the_run_file_allows() -> None:
 
 
 def test_endpoint_that_is_lost_is_tried_for_as_long_as_the_run_file_says() -> None:
-    def endpoint(engine: FakeEngine, lost_after_s: float, intervals: Intervals) -> EngineWatch:
+    def endpoint(engine: FakeEngine, patience_s: float, intervals: Intervals) -> EngineWatch:
         urls = ["http://x/v1"]
         return watched(
-            engine, intervals, None, kind="endpoint", base_urls=urls, lost_after_s=lost_after_s
+            engine,
+            intervals,
+            None,
+            kind="endpoint",
+            base_urls=urls,
+            outage_patience_s=patience_s,
         ).watch
 
     engine = FakeEngine(starts_that_fail=8)

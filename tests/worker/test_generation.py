@@ -34,7 +34,7 @@ def generator_of(engine: FakeEngine, flag: str = "empty_answer") -> Generator:
         }
     )
     engine.alive = True
-    attempts = Attempts(retry=config.retry, max_consecutive_failures=9)
+    attempts = Attempts(retry=config.retry, max_consecutive_failures=9, outage_patience_s=60.0)
     return Generator(engine=engine, config=config, attempts=attempts, language_of=None)
 
 

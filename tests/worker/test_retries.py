@@ -16,7 +16,9 @@ BUSY = Interruption(cause="HTTP 429", retry_after_s=2.0)
 
 def attempts(max_consecutive_failures: int = 1000, **retry: float) -> Attempts:
     return Attempts(
-        retry=RetryConfig.model_validate(retry), max_consecutive_failures=max_consecutive_failures
+        retry=RetryConfig.model_validate(retry),
+        max_consecutive_failures=max_consecutive_failures,
+        outage_patience_s=60.0,
     )
 
 
@@ -25,10 +27,13 @@ def attempts(max_consecutive_failures: int = 1000, **retry: float) -> Attempts:
 
 def test_failures_in_a_row_make_an_engine_sick_and_an_answer_breaks_the_row() -> None:
     counted = attempts(max_consecutive_failures=3)
-    assert [counted.note_failure(FAILED) for _ in range(2)] == [None, None]
+    assert [counted.note_failure(FAILED, now_s=0.0) for _ in range(2)] == [None, None]
     counted.note_answer()
-    assert [counted.note_failure(FAILED) for _ in range(2)] == [None, None]
-    assert counted.note_failure(FAILED) == "3 requests failed in a row, the last with: HTTP 500"
+    assert [counted.note_failure(FAILED, now_s=0.0) for _ in range(2)] == [None, None]
+    assert (
+        counted.note_failure(FAILED, now_s=0.0)
+        == "3 requests failed in a row, the last with: HTTP 500"
+    )
 
 
 def test_engine_is_sick_when_more_than_nine_of_ten_of_200_requests_fail() -> None:
@@ -36,31 +41,52 @@ def test_engine_is_sick_when_more_than_nine_of_ten_of_200_requests_fail() -> Non
     for _ in range(20):
         counted.note_answer()
     # 180 of 200 is nine of ten: not yet.
-    assert [counted.note_failure(FAILED) for _ in range(180)] == [None] * 180
+    assert [counted.note_failure(FAILED, now_s=0.0) for _ in range(180)] == [None] * 180
     # The oldest answer leaves the 200: 181 failures are in.
-    assert counted.note_failure(FAILED) == "181 of 200 requests failed, the last with: HTTP 500"
+    assert (
+        counted.note_failure(FAILED, now_s=0.0)
+        == "181 of 200 requests failed, the last with: HTTP 500"
+    )
 
 
 def test_answers_are_no_failures_however_many() -> None:
     counted = attempts()
     for _ in range(400):
         counted.note_answer()
-    assert counted.note_failure(FAILED) is None
+    assert counted.note_failure(FAILED, now_s=0.0) is None
 
 
 def test_server_that_asks_for_a_wait_is_busy_and_not_sick() -> None:
     counted = attempts()
-    assert {counted.note_failure(BUSY) for _ in range(300)} == {None}
-    assert counted.note_failure(FAILED) is not None
+    assert {counted.note_failure(BUSY, now_s=0.0) for _ in range(300)} == {None}
+    assert counted.note_failure(FAILED, now_s=0.0) is not None
+
+
+def test_engine_that_is_busy_or_away_is_waited_for_and_not_for_ever() -> None:
+    counted = attempts(max_consecutive_failures=3)
+    away = Interruption(cause="HTTP 503", is_engines=True)
+    assert {counted.note_failure(away, now_s=float(second)) for second in range(5, 66)} == {None}
+    assert counted.note_failure(away, now_s=65.5) == "no answer for 60 s, the last with: HTTP 503"
+    # An answer ends the outage, and another may last as long.
+    counted.note_answer()
+    assert counted.note_failure(away, now_s=70.0) is None
+    assert counted.note_failure(away, now_s=130.0) is None
+
+
+def test_denial_is_no_outage() -> None:
+    counted = attempts(max_consecutive_failures=2)
+    denial = Interruption(cause="HTTP 401", kind="denial", is_engines=True)
+    assert counted.note_failure(denial, now_s=0.0) is None
+    assert counted.note_failure(denial, now_s=0.0) is not None
 
 
 def test_restarted_engine_is_not_judged_by_what_was_before() -> None:
     counted = attempts(max_consecutive_failures=250)
     for _ in range(190):
-        counted.note_failure(FAILED)
+        counted.note_failure(FAILED, now_s=0.0)
     counted.reset()
     assert counted.num_consecutive_failures == 0
-    assert counted.note_failure(FAILED) is None
+    assert counted.note_failure(FAILED, now_s=0.0) is None
 
 
 # -- waits
@@ -92,10 +118,10 @@ def test_retry_after_is_waited_for_in_full_and_capped() -> None:
 
 def test_engine_that_refuses_as_many_as_it_runs_is_left_alone_for_as_long_as_it_says() -> None:
     counted = attempts(retry_after_max_s=60.0)
-    counted.note_failure(BUSY)
+    counted.note_failure(BUSY, now_s=0.0)
     counted.hold_if_refused(BUSY, max_running_requests=2, now_s=100.0)
     assert counted.held_until_s == 0.0
-    counted.note_failure(BUSY)
+    counted.note_failure(BUSY, now_s=0.0)
     counted.hold_if_refused(FAILED, max_running_requests=2, now_s=100.0)
     assert counted.held_until_s == 0.0
     counted.hold_if_refused(BUSY, max_running_requests=2, now_s=100.0)
@@ -134,7 +160,7 @@ def test_engine_is_abandoned_by_starts_and_an_endpoint_by_time(
 ) -> None:
     server = {"base_urls": ["http://x/v1"]} if kind == "endpoint" else {"command": ["sglang"]}
     engine = EngineConfig.model_validate(
-        {"kind": kind, "max_restarts": 4, "lost_after_s": 60.0, **server}
+        {"kind": kind, "max_restarts": 4, "outage_patience_s": 60.0, **server}
     )
     found = is_out_of_starts(engine, is_first=is_first, attempts=attempts, lost_s=lost_s)
     assert found is is_out

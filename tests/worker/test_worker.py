@@ -297,6 +297,28 @@ def test_engine_that_only_fails_is_given_up(desk: MakeDesk) -> None:
     assert not at.book.failed
 
 
+def test_engine_that_is_busy_for_long_uses_up_no_attempts(desk: MakeDesk) -> None:
+    # Ten times the attempts that a row has.
+    left = 30
+
+    def busy_at_first(request: Request) -> Outcome:
+        nonlocal left
+        left -= 1
+        busy = Interruption(cause="HTTP 503", kind="refusal", is_engines=True)
+        return busy if left >= 0 else turn_with("An answer of some words.", request)
+
+    at = desk(
+        [prompt(1)],
+        FakeEngine(script=busy_at_first),
+        engine={"max_consecutive_failures": 4},
+        retry={"backoff_initial_s": 0.0, "max_attempts": 3},
+    )
+    at.run()
+    assert not at.book.failed
+    assert [row["error_text"] for row in published_rows(at.book).values()] == [None]
+    assert len(at.engine.requests) == 31
+
+
 def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
     desk: MakeDesk,
 ) -> None:
