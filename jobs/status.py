@@ -1,6 +1,6 @@
 """Print the status of a run, from its output folder alone.
 
-usage: python -m jobs.status FOLDER [--json] [--watch [--interval S]]
+usage: python -m jobs.status FOLDER [--json] [--watch [--interval S] | --verify]
 """
 
 import argparse
@@ -13,6 +13,8 @@ from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
 from pipeline.console.commands import program
+from pipeline.dataset.run_record import check_has_run
+from pipeline.dataset.verification import check_parts
 from pipeline.live.output import time_left
 from pipeline.planner.estimate.figures import duration
 from pipeline.report.status import run_status
@@ -27,9 +29,12 @@ _INTERVAL_TO_READING = 10
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit with 0, 2 if the folder has no readable run, 130 if a watch is interrupted."""
-    arguments = argument_parser().parse_args(argv)
-    show = _watch if arguments.watch else _show_once
+    """Exit with 0, 2 without a readable run or for damaged parts, 130 for an interrupted watch."""
+    parser = argument_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.verify and (arguments.watch or arguments.json):
+        parser.error("--verify cannot be combined with --watch or --json")
+    show = _verify if arguments.verify else _watch if arguments.watch else _show_once
     return about_a_run(arguments.folder, lambda folder: show(folder, arguments))
 
 
@@ -49,6 +54,9 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="with --watch: seconds between updates; default: 5",
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="read every published part, and name damaged ones"
+    )
     return parser
 
 
@@ -57,6 +65,21 @@ def _show_once(folder: Folder, arguments: argparse.Namespace) -> int:
     status = run_status(folder, now_s=now_s)
     tell(json.dumps(as_json(status), indent=1) if arguments.json else _text(status, now_s))
     return 0
+
+
+def _verify(folder: Folder, _: argparse.Namespace) -> int:
+    """Read all parts; exit with 2 if one is damaged."""
+    check_has_run(folder)
+    parts = list(check_parts(folder))
+    bad = [part for part in parts if part.damage is not None]
+    for part in bad:
+        tell(f"damaged    {folder.place(part.path)}: {part.damage}")
+    if not bad:
+        tell(f"verified   {len(parts):,} parts, {sum(part.num_rows for part in parts):,} rows")
+        return 0
+    rows = sum(part.num_rows for part in bad)
+    tell(f"next       move them away; the next run generates their {rows:,} rows again")
+    return 2
 
 
 def _watch(folder: Folder, arguments: argparse.Namespace) -> int:

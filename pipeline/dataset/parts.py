@@ -65,7 +65,7 @@ def stage_tables(
     first = next(tables)
     schema = first.schema.remove_metadata()
     counts, ids, buffer = _Counts(), [], io.BytesIO()
-    with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(buffer, schema, compression="zstd", write_page_checksum=True) as writer:
         for table in itertools.chain([first], tables):
             writer.write_table(table.replace_schema_metadata(None))
             counts.add(table)
