@@ -19,6 +19,8 @@ _CHANCE = 2.5
 _GOES_ON = 0.5
 # assumed: after this many mean lengths an engine's requests have no common start any more
 _SETTLED_MEANS = 3.0
+# An engine whose running requests grow by more has new ones, all at the start of their lengths.
+_FILLED = 1.25
 # Fewer readings with completions show no trend.
 _LEAST_READINGS = 4
 
@@ -79,19 +81,41 @@ def _line_through(points: Sequence[_Point], cv: float) -> _Line:
 
 
 def _points(readings: Sequence[LiveReading], curve: SurvivalCurve, total: int) -> Iterator[_Point]:
-    ended = 0
+    ended, loads = 0, dict[str, _Load]()
     for reading in sorted(readings, key=lambda reading: reading.end_s):
         number = reading.finished
         ended += number
-        if not number or not reading.finished_tokens or not reading.running_requests > 0:
+        load = loads.setdefault(reading.engine, _Load())
+        before = load.take(reading)
+        if not number or not reading.finished_tokens or before < _SETTLED_MEANS * curve.mean:
             continue
-        pace = reading.tokens_per_s / reading.running_requests
-        age_s = reading.engine_age_s + (reading.end_s - reading.start_s) / 2
-        expected = _mean_of_ended(curve, pace * age_s)
-        if pace * reading.engine_age_s >= _SETTLED_MEANS * curve.mean and expected > 0:
+        expected = _mean_of_ended(curve, (before + load.tokens) / 2)
+        if expected > 0:
             ratio = reading.finished_tokens / number / expected
             place = (ended - number / 2) / total
             yield _Point(place=place, log_ratio=math.log(ratio), weight=float(number))
+
+
+@dataclass(slots=True)
+class _Load:
+    """Tokens that a request has written that runs since the engine was last filled."""
+
+    tokens: float = 0.0
+    _running: float = 0.0
+    _age_s: float = 0.0
+
+    def take(self, reading: LiveReading) -> float:
+        """Add a reading, and return the tokens before it."""
+        is_filled = reading.running_requests > _FILLED * self._running
+        is_launched = reading.engine_age_s < self._age_s
+        if is_filled or is_launched:
+            self.tokens = 0.0
+        before = self.tokens
+        if reading.running_requests > 0:
+            pace = reading.tokens_per_s / reading.running_requests
+            self.tokens += pace * (reading.end_s - reading.start_s)
+        self._running, self._age_s = reading.running_requests, reading.engine_age_s
+        return before
 
 
 def _mean_of_ended(curve: SurvivalCurve, most: float) -> float:

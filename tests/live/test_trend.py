@@ -10,11 +10,17 @@ from tests.fakes.forecast import steady_reading as reading
 LENGTHS = output_lengths(1000.0, 0.5, 32_768, "stated")
 
 
+# Ten minutes without an answer: six mean lengths.
+SETTLED = reading(
+    start_s=-600.0, end_s=0.0, engine_age_s=0.0, running_requests=8.0, tokens_per_s=80.0
+)
+
+
 def readings(means: list[float], finished: int = 100) -> list[LiveReading]:
     """Readings of one engine, long after its start: 8 requests at 10 tokens/s each."""
-    return [
+    return [SETTLED] + [
         reading(
-            start_s=30.0 * n, end_s=30.0 * (n + 1), engine_age_s=10_000.0 + 30 * n,
+            start_s=30.0 * n, end_s=30.0 * (n + 1), engine_age_s=600.0 + 30 * n,
             running_requests=8.0, tokens_per_s=80.0, finished=finished,
             finished_tokens=round(mean * finished),
         )
@@ -51,16 +57,27 @@ def test_sorted_from_long_to_short_is_the_other_way_round() -> None:
     assert found.summary.mean_tokens == pytest.approx(744.6, rel=0.005)
 
 
-def test_first_answers_are_short_without_any_trend() -> None:
-    # At an age of three mean lengths some of the long ones have not ended: their lack is no trend.
-    young = [
+def ramp(start_s: float, *, running: float) -> list[LiveReading]:
+    """Readings of an engine that was filled at once: its first answers are short."""
+    means = (250, 400, 550, 650, 750, 820, 880, 920, 950, 970, 980, 990, 995, 1000)
+    return [
         reading(
-            start_s=30.0 * n, end_s=30.0 * (n + 1), engine_age_s=310.0 + 30.0 * n,
-            running_requests=8.0, tokens_per_s=80.0, finished=60, finished_tokens=60 * mean,
+            start_s=start_s + 30.0 * n, end_s=start_s + 30.0 * (n + 1),
+            engine_age_s=start_s + 30.0 * n, running_requests=running, tokens_per_s=10 * running,
+            finished=60, finished_tokens=60 * mean,
         )
-        for n, mean in enumerate((960, 980, 990, 995, 998, 1000))
+        for n, mean in enumerate(means)
     ]  # fmt: skip
-    found = with_trend(LENGTHS, young, waiting=1000, in_flight=8)
+
+
+def test_first_answers_are_short_without_any_trend() -> None:
+    found = with_trend(LENGTHS, ramp(0.0, running=8.0), waiting=1000, in_flight=8)
+    assert found.summary.mean_tokens == pytest.approx(1000, rel=0.01)
+
+
+def test_engine_that_is_filled_again_after_its_canary_starts_over() -> None:
+    readings = [*ramp(0.0, running=2.0), *ramp(420.0, running=8.0)]
+    found = with_trend(LENGTHS, readings, waiting=1000, in_flight=8)
     assert found.summary.mean_tokens == pytest.approx(1000, rel=0.01)
 
 

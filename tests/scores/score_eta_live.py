@@ -3,8 +3,8 @@
 usage: python -m tests.scores.score_eta_live [--kind NAME] [--seed N] [--looks]
 
 Each run is the job as its user starts it, against stand-in servers on loopback that answer whole,
-without counters. The end is when the coordinator writes the final state. Unknown figures count as
-unknown, not wrong.
+without counters. The end is when the coordinator writes the final state. Unknown figures do not
+count.
 """
 
 import argparse
