@@ -22,29 +22,29 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # xdist's
-    """Schedule the tests of `make test` file by file, those that start Ray first.
+    """Schedule the tests of `make test` file by file, and all that start Ray as one queue.
 
-    Groups by mark would be simpler, but do not work with pytest 9.2 (pytest-xdist 3.8, issue 1386).
+    Heads of Ray that start at the same time on one machine interfere. Groups by mark would be
+    simpler, but do not work with pytest 9.2 (pytest-xdist 3.8, issue 1386).
     """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    # In the order of collection, which begins with the longest files.
+    # In the order of collection, which begins with the longest queue.
     config.option.loadscopereorder = False
     scheduling = LoadScopeScheduling(config, log)
-    scheduling._split_scope = lambda test: test.partition("::")[0]
+    scheduling._split_scope = lambda test: queue_of(config.rootpath, test.partition("::")[0])
     return scheduling
 
 
 @cache
-def num_starts_of_ray(file: Path) -> int:
-    """Return the tests of a file that starts Ray, else 0."""
-    text = file.read_text()
-    return text.count("\ndef test_") if "pytest.mark.ray" in text else 0
+def queue_of(root: Path, file: str) -> str:
+    """Return the name of the queue that a test file is in."""
+    return "ray" if "pytest.mark.ray" in (root / file).read_text() else file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that start Ray, the longest first."""
-    items.sort(key=lambda item: -num_starts_of_ray(item.path))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the tests that start Ray: their queue is the longest."""
+    items.sort(key=lambda item: queue_of(config.rootpath, item.nodeid.partition("::")[0]) != "ray")
 
 
 def pytest_collection_finish() -> None:
