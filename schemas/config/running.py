@@ -1,8 +1,10 @@
 """The sections of a run that goes on for days: retries, leases, output, cluster and events."""
 
+import re
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.config.engine import check_variable_name
 from schemas.config.section import PathText, Section
@@ -43,6 +45,15 @@ class OutputConfig(Section):
     row is durable in `staging/` within a second, in an object store within ten."""
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return host and port of a Ray cluster's address; None for what is no address."""
+    matched = re.fullmatch(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
+    port = int(matched[2]) if matched else 0
+    if matched is None or not 0 < port < 65536:
+        return None
+    return matched[1].strip("[]"), port
+
+
 class ClusterConfig(Section):
     """The Ray cluster."""
 
@@ -52,6 +63,13 @@ class ClusterConfig(Section):
     """Engines that must be ready before rows are leased; the others join when ready."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to flush after SIGTERM. `ray job stop` kills after 3 s by default."""
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str | None) -> str | None:
+        if address not in (None, "auto") and host_and_port(address) is None:
+            raise PydanticCustomError("address", "it should be HOST:PORT, ray://HOST:PORT or auto")
+        return address
 
 
 class EventsConfig(Section):

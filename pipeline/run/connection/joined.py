@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import socket
 import stat
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import ray
 
 from pipeline.errors import ConfigError
+from schemas.config.running import host_and_port
 
 _PATIENCE_S = 60.0
 _RETRY_S = 1.0
@@ -55,13 +55,12 @@ def await_address(address: str, *, patience_s: float) -> None:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    matched = re.fullmatch(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
-    port = int(matched[2]) if matched else 0
-    if matched is None or not 0 < port < 65536:
+    place = host_and_port(address)
+    if place is None:
         raise ConfigError(
             f"cluster.address: found {address!r}, expected HOST:PORT, ray://HOST:PORT or auto"
         )
-    return matched[1].strip("[]"), port
+    return place
 
 
 def check_token_file() -> None:
