@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.errors import ConfigError
 from schemas.config.quality import QualityConfig
-from schemas.config.reader import read_run_file, run_file_of, stored_run_file
+from schemas.config.reader import parse_run_file, read_run_file, run_file_of, stored_run_file
 from schemas.config.requests import SamplingConfig
 from schemas.config.run_file import RunFile
 from schemas.config.section import is_url
@@ -637,15 +637,10 @@ def test_further_fields_are_read_as_they_are(read: Read) -> None:
 @pytest.mark.parametrize("address", ["junk", "10.0.0.1", "10.0.0.1:99999", "ray://:1", "[::1]", ""])
 def test_what_is_no_address_of_ray_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.address: found .*HOST:PORT"):
-        run_file_of({**LEAST, "cluster": {"address": address}}, "run.yaml")
+        parse_run_file(f"{LEAST}cluster: {{address: '{address}'}}", "run.yaml")
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
 def test_address_of_ray_is_kept_as_it_is(address: str) -> None:
-    run = run_file_of({**LEAST, "cluster": {"address": address}}, "run.yaml")
+    run = parse_run_file(f"{LEAST}cluster: {{address: '{address}'}}", "run.yaml")
     assert run.cluster.address == address
-
-
-LEAST: dict[str, object] = {
-    "prompts": {"path": "p.jsonl"}, "model": "m", "output": {"folder": "out"}
-}  # fmt: skip
