@@ -47,8 +47,6 @@ class Histogram:
     """The limit, if it is right of the axis."""
     num_beyond: int
     """Values right of the axis."""
-    most: int
-    """Greatest value."""
 
 
 def histogram(
@@ -88,7 +86,6 @@ def histogram(
         limit=Tick(value=limit, percent=scale.percent(limit)) if limit and is_shown else None,
         limit_beyond=limit if limit is not None and not is_shown else None,
         num_beyond=beyond,
-        most=max(counts, default=0),
     )
 
 
