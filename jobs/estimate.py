@@ -303,6 +303,8 @@ def _check_point(options: argparse.Namespace) -> None:
 def _updated(options: argparse.Namespace) -> str:
     from pipeline.live.estimate import folder_update
     from pipeline.live.output import update_json, update_text
+    from pipeline.live.update import as_reported
+    from pipeline.report.status import run_status
     from pipeline.store.bucket import open_folder
 
     if options.run_file is not None:
@@ -318,9 +320,13 @@ def _updated(options: argparse.Namespace) -> str:
     hardware = _hardware_of_the_run(options)
     try:
         folder = open_folder(options.update_from)
-        update = folder_update(folder, today=datetime.now(UTC).date(), hardware=hardware)
+        now = datetime.now(UTC)
+        update = folder_update(folder, today=now.date(), hardware=hardware)
+        days_left = run_status(folder, now_s=now.timestamp()).days_left
     except OSError as error:
         raise ConfigError(unreadable(options.update_from, error)) from None
+    if days_left is not None and not hardware:
+        update = as_reported(update, days_left)
     return json.dumps(update_json(update), indent=1) if options.json else update_text(update)
 
 

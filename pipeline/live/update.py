@@ -145,6 +145,14 @@ def run_update(
     )
 
 
+def as_reported(update: RunUpdate, days_left: Band) -> RunUpdate:
+    """Return the update with the time left that the running job itself reports."""
+    usd_left = update.usd_left
+    if usd_left is not None and update.days_left is not None and update.days_left.p50 > 0:
+        usd_left = days_left.times(usd_left.p50 / update.days_left.p50)
+    return replace(update, days_left=days_left, usd_left=usd_left)
+
+
 def _lengths(
     finished: Mapping[int, int], in_flight: Mapping[int, int], prior: LengthModel
 ) -> LengthModel:

@@ -20,7 +20,9 @@ from pipeline.store.folder import Folder
 from pipeline.store.journal import RunEvent, append_events, event_of, read_events, trim_events
 from pipeline.store.run_folder import REPORT_FILE
 from schemas.config.run_file import RunFile
+from schemas.estimate import Band
 from schemas.progress import Progress, RunState
+from schemas.units import SECONDS_PER_DAY
 
 REPORT_INTERVAL_S = 180.0
 _FIRST_REPORT_S = 20.0
@@ -58,6 +60,8 @@ class Observer:
     first_report_s: float = _FIRST_REPORT_S
     rows: tuple[int, int]
     """Last known counts of rows: done, total."""
+    days_left: Band | None = None
+    """Last known estimate."""
     _ending: Ending | None = None
     _is_ours: bool = True
     """False once another driver has the folder; nothing is written there after that."""
@@ -89,6 +93,7 @@ class Observer:
     def see(self, progress: Progress, lines: Sequence[str]) -> None:
         """Note the progress, and the events among new lines of the log."""
         self.rows = (progress.rows_done, progress.rows_total)
+        self.days_left = progress.days_left
         self.note_events(lines)
 
     def note_events(self, lines: Sequence[str]) -> None:
@@ -150,7 +155,13 @@ class Observer:
             rows_done=rows_done,
             rows_total=rows_total,
             worker=event.worker,
+            eta_s=self._eta_s(),
         )
+
+    def _eta_s(self) -> float | None:
+        if self._ending is not None:
+            return 0.0 if self._ending == "done" else None
+        return self.days_left.p50 * SECONDS_PER_DAY if self.days_left else None
 
     def _report_regularly(self) -> None:
         wait_s = self.first_report_s

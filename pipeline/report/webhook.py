@@ -39,6 +39,8 @@ class Notice:
     rows_done: int
     rows_total: int
     worker: str | None = None
+    eta_s: float | None = None
+    """Time left, as in `jobs.status`; null while it is unknown."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of, read_events, trim_events
 from pipeline.store.run_folder import EVENTS_FILE, REPORT_FILE
 from schemas.config.running import EventsConfig
+from schemas.estimate import Band
 from schemas.progress import Progress
 from tests.fakes.example_report import run_progress
 from tests.fakes.example_run import BEGAN_AT_S, run_file, write_example_run
@@ -55,7 +57,7 @@ def test_post_that_fails_is_retried_until_it_succeeds(receiver: Receiver) -> Non
     assert receiver.refused == 3
     assert receiver.got == [
         {"event": "run_done", "run": "r", "folder": "/f", "at_s": 1.0, "text": "", "rows_done": 1,
-         "rows_total": 1, "worker": None},
+         "rows_total": 1, "worker": None, "eta_s": None},
     ]  # fmt: skip
     assert log == []
 
@@ -327,6 +329,16 @@ def test_end_of_a_session_is_reported_once(folder: LocalFolder) -> None:
     watched.finish("failed", "first")
     watched.finish("done")
     assert [(event.kind, event.text) for event in read_events(folder)] == [("run_failed", "first")]
+
+
+def test_notices_have_the_time_left_of_the_status(folder: LocalFolder, receiver: Receiver) -> None:
+    watched = observer(folder, [], hook(receiver.url, []))
+    drained = ["event=engine_drained worker=w0 engine=e cause='looping'"]
+    watched.see(progress(3), drained)
+    left = Band(p10=0.25, p50=0.5, p90=1.5)
+    watched.see(replace(progress(5), days_left=left), drained)
+    watched.finish("done")
+    assert [notice["eta_s"] for notice in receiver.got] == [None, 43_200, 0.0]
 
 
 def test_progress_reaches_the_notices(folder: LocalFolder, receiver: Receiver) -> None:
