@@ -118,9 +118,18 @@ class Progress:
 
     @property
     def rows_finished(self) -> int:
-        """Rows that are done, and those that are durable and not yet in `data/`."""
+        """Rows that are done, and those that are durable and not yet in `data/`.
+
+        Rows of a part that was just published are still unflushed in their worker's last report.
+        """
         unpublished = sum(worker.unflushed for worker in self.workers)
-        return min(self.rows_done + unpublished, self.rows_total - self.rows_failed)
+        most = self.rows_total - self.rows_failed - self.rows_held
+        return max(min(self.rows_done + unpublished, most), self.rows_done)
+
+    @property
+    def rows_held(self) -> int:
+        """Rows at the workers that have not ended."""
+        return sum(w.in_flight + w.not_started + w.backing_off for w in self.workers)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)

@@ -21,6 +21,8 @@ _MAX_AGES = 12
 # Moments to look at: up to a multiple of the mean length, and from there to the longest.
 _NEAR_MOMENTS, _FAR_MOMENTS, _NEAR_MEANS = 90, 50, 3.0
 _TINY = 1e-9
+# assumed: lengths that fewer than this share of requests reach count as never seen
+_UNSEEN = 1e-4
 # assumed: a request that outlives all lengths by less than this share of its age is only slow
 _LEAST_OVERDUE = 0.05
 
@@ -306,9 +308,8 @@ class Course:
 
     @cached_property
     def _longest_known(self) -> float:
-        curve = self._curve
-        known = [t for t, alive in zip(curve.tokens, curve.survivals, strict=True) if alive > 0]
-        return known[-1]
+        pairs = zip(self._curve.tokens, self._curve.survivals, strict=True)
+        return max(tokens for tokens, alive in pairs if alive > _UNSEEN)
 
     @cached_property
     def _running(self) -> list[_InFlight]:

@@ -106,6 +106,7 @@ class LiveEta:
             rows_done=progress.rows_done,
             rows_failed=progress.rows_failed,
             rows_unpublished=sum(worker.unflushed for worker in progress.workers),
+            rows_held=progress.rows_held,
             counted_at_s=progress.updated_at_s,
         )
         self._followed_s = self.clock()

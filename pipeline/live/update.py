@@ -72,12 +72,16 @@ class RowCounts:
     rows_failed: int
     rows_unpublished: int = 0
     """Finished, but not yet in a part."""
+    rows_held: int = 0
+    """Rows in flight or waiting at the workers, as of the same reports."""
     counted_at_s: float | None = None
     """Unix time of the count; None for a run that is not going on."""
 
     @property
     def rows_open(self) -> int:
-        return max(self.rows_total - self.rows_done - self.rows_failed - self.rows_unpublished, 0)
+        """Rows that have not ended. A part that was just published may still be reported as not."""
+        left = self.rows_total - self.rows_done - self.rows_failed
+        return min(max(left - self.rows_unpublished, self.rows_held), left)
 
 
 def run_update(
@@ -102,6 +106,8 @@ def run_update(
     left, assumptions = None, tuple[Assumption, ...]()
     if work.tokens > 0 and rates:
         assumptions = time_assumptions(work, rates, availability=availability, started=True)
+    # A request that hangs is expected to write nothing, and yet is waited for.
+    if rows.rows_open and rates:
         left = time_left(
             RowsLeft(
                 rows_open=rows.rows_open,

@@ -1,6 +1,7 @@
 """The estimate that the driver makes while the job runs."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,33 @@ def test_rows_that_are_finished_or_failed_are_not_left(tmp_path: Path) -> None:
     assert update is not None
     # 100 - 30 - 3 - 5
     assert update.completions_left == 62
+
+
+def test_part_that_was_just_published_ends_no_rows_twice(tmp_path: Path) -> None:
+    # 80 rows are published, 12 are in flight; 28 of the 80 are unflushed in the worker's report.
+    worker = WorkerReport(
+        worker_id="w0", state="running", engine="embedded", engine_release=None, in_flight=12,
+        not_started=0, backing_off=0, unflushed=28, requests=0, interruptions=0, restarts=0,
+        completion_tokens=0, last_cause=None,
+    )  # fmt: skip
+    update = running_eta(tmp_path, rows_done=80, workers=(worker,)).estimate()
+    assert update is not None
+    assert update.completions_left == 12
+    assert progress(rows_done=80, workers=(worker,)).rows_finished == 88
+
+
+def test_last_request_that_hangs_keeps_the_run_waiting(tmp_path: Path) -> None:
+    # Answers have about 90 tokens; the last has run for as long as 1,000 and is overdue by 700, so
+    # it takes 700 more in half of the cases: 56 s at 12.5 tokens/s, or half of that alone.
+    eta = running_eta(tmp_path, rows_done=99)
+    log = eta.newer_log(0)
+    assert log is not None
+    log.running = {"w0": Counter({1000: 1})}
+    eta.newer_log = lambda seen: log
+    update = eta.estimate()
+    assert update is not None
+    assert update.tokens_left == 0
+    assert 28 < known(eta.days_left).p50 * SECONDS_PER_DAY < 60
 
 
 def test_run_whose_rows_have_all_ended_has_some_seconds_left_to_close(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pipeline.planner.lengths.shapes import LengthShape, SampledLengths, surviva
 
 _GRID = 300
 # Fraction of all requests below which a curve says nothing.
-_NOTHING = 1e-9
+_NOTHING = 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
