@@ -106,7 +106,6 @@ DOORS: dict[str, set[str]] = {
     "pydantic_core": {CONFIG},
     "yaml": {CONFIG},
     "tokenizers": {MODELS},
-    "gguf": {MODELS},
     "huggingface_hub": {MODELS, EXPORT},
     # Templates of models run in a process of their own.
     "jinja2": {REPORT, "pipeline.chat_template.sandbox"},

@@ -4,7 +4,7 @@ Nothing is downloaded: a GGUF file contains its tokenizer, a model folder or the
 have `tokenizer.json`. Otherwise the count is an approximation and says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.errors import ConfigError
+from pipeline.models.gguf_file import gguf_metadata
 from schemas.prompt import TEMPLATE_TOKENS_PER_MESSAGE, Message
 
 # assumed: English and CJK text both have 3.5 to 4.5 UTF-8 bytes per token with vocabularies of 50k
 # tokens and more
 _BYTES_PER_TOKEN = 4
+
+_GGUF, _GGUF_NAMES = "tokenizer.ggml.", ("model", "pre", "tokens", "token_type", "merges")
 
 # llama.cpp's token types, include/llama.h
 _CONTROL, _USER_DEFINED = 3, 4
@@ -116,18 +119,12 @@ def _exact(tokenizer: Tokenizer, name: str) -> TokenCounter:
 
 
 def _gguf_tokenizer(path: Path) -> Tokenizer | None:
-    # Imported here: it takes half a second, and comes with the embedded engine.
-    from gguf import GGUFReader
-
-    try:
-        fields = GGUFReader(path).fields
-    except ValueError as error:
-        raise ConfigError(f"engine.model_file: {path} is not a GGUF file: {error}") from None
-    kind, words = _content(fields, "model"), _word_splitter(str(_content(fields, "pre")))
-    if kind != "gpt2" or words is None:
+    values: Mapping[str, Any] = gguf_metadata(path, {f"{_GGUF}{name}" for name in _GGUF_NAMES})
+    kind, before, tokens, types, joins = (values.get(f"{_GGUF}{name}") for name in _GGUF_NAMES)
+    words = _word_splitter(str(before))
+    if kind != "gpt2" or words is None or not (tokens and types and joins):
         return None
-    tokens, types = _content(fields, "tokens"), _content(fields, "token_type")
-    merges = [tuple(merge.split(" ", 1)) for merge in _content(fields, "merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in joins]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     known = [(a, b) for a, b in merges if {a, b, a + b} <= vocabulary.keys()]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
@@ -142,11 +139,6 @@ def _gguf_tokenizer(path: Path) -> Tokenizer | None:
         ]
     )
     return tokenizer
-
-
-def _content(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any metadata value
-    field = fields.get(f"tokenizer.ggml.{name}")
-    return field.contents() if field else None
 
 
 def _word_splitter(name: str) -> pre_tokenizers.PreTokenizer | None:

@@ -177,7 +177,7 @@ def test_file_that_is_no_gguf_is_refused_by_name(tmp_path: Path, data: bytes) ->
     pytest.importorskip("gguf")
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=f"^engine.model_file: {path} is not a GGUF file: "):
+    with pytest.raises(ConfigError, match=f"^engine.model_file: cannot read {path} as GGUF: "):
         gguf_token_counter(path)
 
 

@@ -209,7 +209,10 @@ def test_command_prints_the_address_and_ends_with_130_on_ctrl_c(folder: LocalFol
         url = process.stdout.readline()
         assert url.startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        try:
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
         assert process.stderr.read() == ""
 
 
