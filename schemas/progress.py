@@ -207,7 +207,8 @@ class LiveSpan:
     card: str | None = None
     """Catalogue name of the engine's GPU, if the worker knows it."""
     interrupted: LengthCounts = ()
-    """Attempts that failed in this span and will be made again, by tokens so far."""
+    """Attempts that failed in this span, or hung before their answer came, by the tokens that
+    others would have had by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

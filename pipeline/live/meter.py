@@ -24,6 +24,9 @@ _SPAN_PER_AGE = 0.5
 # The pace of a request is the mean over the completions of the latest few times that all places
 # were filled: the first ones may have waited for the engine to load.
 _PACED_WAVES, _LEAST_PACED = 3, 32
+# assumed: an answer that takes this many times as long as is usual has hung
+_HUNG = 4.0
+_LEAST_PACE = 1e-6
 # Significant digits of a length: a few thousand classes for all completions of a run.
 _DIGITS = 3
 
@@ -109,15 +112,23 @@ class Meter:
         if tokens is None:
             return
         # A failed attempt used time and generated nothing.
-        self._note_pace(tokens, now_s - request.since_s)
-        if isinstance(outcome, Interruption):
+        duration_s = now_s - request.since_s
+        if isinstance(outcome, Interruption) or self._has_hung(tokens, duration_s):
             (tokens_so_far,) = self._tokens_so_far([request], now_s)
             self._sums.interrupted[rounded(tokens_so_far)] += 1
+        self._note_pace(tokens, duration_s)
         if not isinstance(outcome, Turn):
             return
         self._sums.finished[rounded(tokens)] += 1
         self._sums.answered_tokens += tokens
         self._sums.prompt_tokens += outcome.prompt_tokens or 0
+
+    def _has_hung(self, tokens: int, duration_s: float) -> bool:
+        """Return whether an answer came far later than others, and than its length explains."""
+        if len(self._paces) < _LEAST_PACED:
+            return False
+        usual_s = max(self._paced_s / len(self._paces), tokens / max(self._pace(), _LEAST_PACE))
+        return duration_s > _HUNG * usual_s
 
     def _note_pace(self, tokens: int, duration_s: float) -> None:
         self._paces.append((tokens, duration_s))

@@ -73,8 +73,8 @@ def test_interrupted_attempts_are_reported_with_the_tokens_of_their_age() -> Non
     meter.note_outcome(abandoned, None, 115.0)
     span = meter.take_span(115.0)
     assert span is not None
-    # 200 tokens in 25 s of the two that ended with an answer or a failure, for 15 s.
-    assert span.interrupted == ((120, 1),)
+    # 200 tokens in 10 s of the one that ended before, for 15 s.
+    assert span.interrupted == ((300, 1),)
     assert span.running == ()
 
 
@@ -104,6 +104,21 @@ def test_requests_that_outlast_the_first_short_answers_keep_their_pace() -> None
     span = meter.take_span(110.0)
     assert span is not None
     assert span.running == ((2000, 4),)
+
+
+def test_answer_that_hung_counts_as_an_interruption_of_its_age() -> None:
+    meter = Meter()
+    meter.started(8)
+    hung, long = meter.note_request(0.0), meter.note_request(0.0)
+    for second in range(40):
+        meter.note_outcome(meter.note_request(float(second)), TURN, second + 10.0)
+    # 200 tokens at 20 tokens/s take 10 s; 2,000 take 100 s.
+    meter.note_outcome(long, replace(TURN, completion_tokens=2000), 100.0)
+    meter.note_outcome(hung, TURN, 100.0)
+    span = meter.take_span(100.0)
+    assert span is not None
+    assert span.finished == ((200, 41), (2000, 1))
+    assert span.interrupted == ((2000, 1),)
 
 
 def test_spans_are_short_where_requests_are() -> None:
