@@ -74,11 +74,15 @@ class Interruptions:
         later = list(zip(self.ages[place:], self.weights[place:], strict=True))
         return math.fsum(weight for _, weight in later), later
 
-    def prolonged(self, curve: SurvivalCurve) -> SurvivalCurve:
-        """Return the curve of rows, one of whose attempts may be interrupted."""
+    def prolonged(self, curve: SurvivalCurve, factor: float) -> SurvivalCurve:
+        """Return the curve of rows, one of whose attempts may be interrupted.
+
+        The ages of interruptions are longer by the factor.
+        """
         if not self.share:
             return curve
-        pairs = list(zip(self.ages, self.weights, strict=True))
+        ages = [factor * age for age in self.ages]
+        pairs = list(zip(ages, self.weights, strict=True))
 
         def alive(tokens: float) -> float:
             repeated = math.fsum(
@@ -88,9 +92,9 @@ class Interruptions:
             return (1 - self.share) * curve.survival(tokens) + self.share * repeated
 
         points = {*curve.tokens[:: max(len(curve.tokens) // 400, 1)], curve.longest}
-        points |= {edge for age in self.ages for edge in (age * (1 - 1e-6), age)}
-        points |= {age + curve.mean * step / 4 for age in self.ages for step in range(1, 8)}
-        points.add(max(self.ages) + curve.longest)
+        points |= {edge for age in ages for edge in (age * (1 - 1e-6), age)}
+        points |= {age + curve.mean * step / 4 for age in ages for step in range(1, 8)}
+        points.add(max(ages) + curve.longest)
         return SurvivalCurve.on(points, alive)
 
 
@@ -112,6 +116,9 @@ class Course:
     slots: float
     """Requests that run at once."""
     deadline_tokens: float
+    tail_speedup: float = 1.0
+    """Pace of a request alone over that in a full batch. One that hangs gains nothing by it: its
+    time is longer in tokens by this factor."""
 
     # -- the work
 
@@ -194,7 +201,8 @@ class Course:
             ends.update(steps)
         overdue = [each for each in self._running if self._is_overdue(each)]
         if overdue:
-            last = max(self._most_left(each) for each in overdue) + self._curve.longest
+            last = max(self._most_left(each) for each in overdue) * self.tail_speedup
+            last += self._curve.longest
             ends.update(last * (step / _NEAR_MOMENTS) ** 2 for step in range(1, _NEAR_MOMENTS + 1))
         return sorted(ends)
 
@@ -245,7 +253,9 @@ class Course:
     def _later(self, each: _InFlight) -> list[tuple[float, float]]:
         """Return the tokens left until each class of interruptions, and its share of them."""
         total, later = self._interruptions.beyond(each.turn_tokens)
-        return [(age - each.turn_tokens, weight / total) for age, weight in later] if total else []
+        return [
+            ((age - each.turn_tokens) * self.tail_speedup, weight / total) for age, weight in later
+        ]
 
     def _is_overdue(self, each: _InFlight) -> bool:
         """Return whether it has outlived all lengths and all interruptions so far."""
@@ -257,11 +267,12 @@ class Course:
         At the deadline of the attempt it starts anew.
         """
         overdue, most = self._overdue(each), self._most_left(each)
+        more /= self.tail_speedup
         if more < most:
             return overdue / (overdue + more)
         is_repeated = most < self._curve.longest - each.row_tokens or self._is_past_limit(each)
         repeated = overdue / (overdue + most) if is_repeated else 0.0
-        return repeated * self._curve.survival(more - most)
+        return repeated * self._curve.survival((more - most) * self.tail_speedup)
 
     def _overdue(self, each: _InFlight) -> float:
         known = self._curve.longest if self._is_past_limit(each) else self._longest_known
@@ -300,7 +311,7 @@ class Course:
 
     @cached_property
     def _row_curve(self) -> SurvivalCurve:
-        return self._interruptions.prolonged(self._curve)
+        return self._interruptions.prolonged(self._curve, self.tail_speedup)
 
     @cached_property
     def _interruptions(self) -> Interruptions:

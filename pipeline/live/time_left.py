@@ -8,6 +8,7 @@ likely to be.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -30,6 +31,8 @@ _SEED = 20_261_201
 _HOURS_BETWEEN_INTERRUPTIONS = 12.0
 # A request alone is faster than one in a full batch. assumed, where no plan tells by how much
 _TAIL_SPEEDUP = (1.0, 2.0)
+# A group that was only measured has the step of a full batch for a request alone too.
+_LEAST_KNOWN_SPEEDUP = 1.01
 # Rates and lengths of the rows to come differ from those so far. measured: replayed streams
 _FUTURE_LOG_SD = 0.05
 
@@ -51,7 +54,12 @@ def time_left(rows: RowsLeft, groups: Sequence[RateGroup], *, lost_fraction: flo
     rate = rate_of(groups)
     slots = max(sum(group.replicas * group.running_requests for group in groups), 1.0)
     pace = rate / slots
-    course = Course(rows=rows, slots=slots, deadline_tokens=rows.deadline_s * pace)
+    course = Course(
+        rows=rows,
+        slots=slots,
+        deadline_tokens=rows.deadline_s * pace,
+        tail_speedup=statistics.mean(_tail_speedups(groups, pace)),
+    )
     random = Random(_SEED)  # noqa: S311 - draws of a band, no secret
     drawn: list[tuple[float, float]] = []
     for draw in range(_DRAWS):
@@ -77,11 +85,15 @@ def _tail_s(
     A step's time grows in a line with the requests that run.
     """
     full_step_s = 1 / pace
-    alone_s = max(group.small_step_s for group in groups)
-    if alone_s >= 0.99 * full_step_s:
-        alone_s = full_step_s / random.uniform(*_TAIL_SPEEDUP)
+    alone_s = full_step_s / random.uniform(*_tail_speedups(groups, pace))
     crowded = min(tokens, course.after_empty)
     return alone_s * tokens + max(full_step_s - alone_s, 0.0) * crowded
+
+
+def _tail_speedups(groups: Sequence[RateGroup], pace: float) -> tuple[float, float]:
+    """Return the range of the pace of a request alone over that in a full batch."""
+    speedup = 1 / pace / max(group.small_step_s for group in groups)
+    return (speedup, speedup) if speedup > _LEAST_KNOWN_SPEEDUP else _TAIL_SPEEDUP
 
 
 def _rate_factor(groups: Sequence[RateGroup], rate: float, longer: float, random: Random) -> float:

@@ -211,6 +211,7 @@ class Coordinator:
 
     def close(self, state: Literal["done", "stopped", "failed"]) -> Progress:
         """Write the final state to `live.json` and the last readings."""
+        self._days_left = None
         progress = self._progress(state)
         self._write_live(progress)
         self._readings.write()

@@ -102,7 +102,7 @@ def test_part_that_was_just_published_ends_no_rows_twice(tmp_path: Path) -> None
 
 def test_last_request_that_hangs_keeps_the_run_waiting(tmp_path: Path) -> None:
     # Answers have about 90 tokens; the last has run for as long as 1,000 and is overdue by 700, so
-    # it takes 700 more in half of the cases: 56 s at 12.5 tokens/s, or half of that alone.
+    # hangs for the time of 700 more in half of the cases: 56 s at 12.5 tokens/s.
     eta = running_eta(tmp_path, rows_done=99)
     log = eta.newer_log(0)
     assert log is not None
@@ -111,7 +111,7 @@ def test_last_request_that_hangs_keeps_the_run_waiting(tmp_path: Path) -> None:
     update = eta.estimate()
     assert update is not None
     assert update.tokens_left == 0
-    assert 28 < known(eta.days_left).p50 * SECONDS_PER_DAY < 60
+    assert 50 < known(eta.days_left).p50 * SECONDS_PER_DAY < 70
 
 
 def test_run_whose_rows_have_all_ended_has_some_seconds_left_to_close(tmp_path: Path) -> None:

@@ -81,10 +81,11 @@ def test_turns_of_a_row_follow_each_other() -> None:
 
 
 def test_request_beyond_all_lengths_is_expected_to_be_overdue_as_long_again() -> None:
-    # It has 4,000 tokens where the longest had 1,000: the median of what follows is 3,000.
+    # It has 4,000 tokens where the longest had 1,000: the median of what follows is the time of
+    # 3,000 in a full batch, since that it is alone does not help it.
     left = time_left(rows(1, [4000]), [ENGINES], lost_fraction=0.0)
     assert left.days.p10 < left.days.p50 < left.days.p90
-    assert seconds(left) == pytest.approx(3000 * 0.05, rel=0.1)
+    assert seconds(left) == pytest.approx(3000 * 0.1, rel=0.1)
 
 
 def test_request_that_hangs_ends_at_its_deadline_and_is_made_again() -> None:
@@ -92,15 +93,15 @@ def test_request_that_hangs_ends_at_its_deadline_and_is_made_again() -> None:
     # after 200 more in half of the cases; in one of five it hangs for 800 and writes 1,000 again.
     hanging = rows(1, [1200], deadline_s=200.0)
     left = time_left(hanging, [ENGINES], lost_fraction=0.0)
-    assert 10 < seconds(left) < 20
-    assert left.days.p90 * SECONDS_PER_DAY == pytest.approx(1800 * 0.05, rel=0.1)
+    assert 18 < seconds(left) < 28
+    assert left.days.p90 * SECONDS_PER_DAY == pytest.approx(800 * 0.1 + 1000 * 0.05, rel=0.1)
 
 
 def test_requests_hang_as_long_as_those_that_hung_before() -> None:
     # All earlier ones that outlived the length of 1,000 timed out at 3,000 and were made again.
     hanging = rows(1, [2000], finished=1000, interrupted={3000: 20})
     left = time_left(hanging, [ENGINES], lost_fraction=0.0)
-    assert seconds(left) == pytest.approx((1000 + 1000) * 0.05, rel=0.05)
+    assert seconds(left) == pytest.approx(1000 * 0.1 + 1000 * 0.05, rel=0.05)
 
 
 def test_few_of_many_rows_that_hang_prolong_the_end() -> None:

@@ -404,9 +404,9 @@ def test_time_left_goes_into_live_json_and_is_noted_beside_the_readings(
     book.note_span("w0", span)
     assert book.poll(None)[0].days_left is None
     assert book.poll(left)[0].days_left == left
-    assert book.close("stopped").days_left == left
+    assert book.close("stopped").days_left is None, "nothing is going on any more"
     log = read_live_log(LocalFolder(tmp_path))
     assert log is not None
     assert [noted.days for noted in log.times_left] == [left]
     live = Progress.from_json(LocalFolder(tmp_path).read(LIVE_FILE).decode())
-    assert live.days_left == left
+    assert (live.state, live.days_left) == ("stopped", None)
