@@ -23,8 +23,8 @@ _NEAR_MOMENTS, _FAR_MOMENTS, _NEAR_MEANS = 90, 50, 3.0
 _TINY = 1e-9
 # assumed: lengths that fewer than this share of requests reach count as never seen
 _UNSEEN = 1e-4
-# assumed: a request that outlives all lengths by less than this share of its age is only slow
-_LEAST_OVERDUE = 0.05
+# assumed: the tokens of a request in flight are known within this share of its length
+_SLOW = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,13 @@ class Interruptions:
             ages=tuple(age for age, _ in classes),
             weights=tuple(count / total for _, count in classes),
         )
+
+    @property
+    def mean_age_per_answer(self) -> float:
+        """Return the tokens that interrupted attempts last, for each attempt that is not."""
+        pairs = zip(self.ages, self.weights, strict=True)
+        mean = math.fsum(age * weight for age, weight in pairs)
+        return mean * self.share / (1 - self.share)
 
     def beyond(self, age: float) -> tuple[float, list[tuple[float, float]]]:
         """Return the fraction that is interrupted later than at this age, and those ages."""
@@ -132,18 +139,20 @@ class Course:
 
     @cached_property
     def empty_at(self) -> float:
-        """Moment at which the queue is empty.
-
-        What interruptions cost is in the pace, which counts only the tokens of answers.
-        """
+        """Moment at which the queue is empty."""
         steady = self._share_new * (self._left - self.num_running * self._curve.mean_steady_left)
-        return max((self.num_waiting * self._curve.mean + steady) / self.slots, 0.0)
+        return max((self.num_waiting * self._place_tokens + steady) / self.slots, 0.0)
 
     @cached_property
     def after_empty(self) -> float:
         """Tokens for which all slots would be busy with what is left when the queue is empty."""
-        work = self._left + self.num_waiting * self._curve.mean
+        work = self._left + self.num_waiting * self._place_tokens
         return max(work / self.slots - self.empty_at, 0.0)
+
+    @cached_property
+    def _place_tokens(self) -> float:
+        """Tokens for which a row keeps its place, the attempts that are interrupted included."""
+        return self._curve.mean + self._interruptions.mean_age_per_answer
 
     @cached_property
     def _left(self) -> float:
@@ -262,21 +271,27 @@ class Course:
         return self._curve.is_beyond(each.row_tokens) and not self._doubt(each)
 
     def _overdue_alive(self, each: _InFlight, more: float) -> float:
-        """Return the chance that an overdue row is alive: overdue as long again, or not.
+        """Return the chance that an overdue row is alive.
 
-        At the deadline of the attempt it starts anew.
+        A little over all lengths it is slow and ends soon. Else it hangs: overdue as long again,
+        or not; and at the deadline of the attempt it starts anew.
         """
-        overdue, most = self._overdue(each), self._most_left(each)
+        known, overdue, most = self._known(each), self._overdue(each), self._most_left(each)
+        hangs = overdue**2 / (overdue**2 + (_SLOW * known) ** 2)
+        slow = (1 - hangs) * math.exp(-more / (_SLOW * known))
         more /= self.tail_speedup
         if more < most:
-            return overdue / (overdue + more)
+            return slow + hangs * overdue / (overdue + more)
         is_repeated = most < self._curve.longest - each.row_tokens or self._is_past_limit(each)
-        repeated = overdue / (overdue + most) if is_repeated else 0.0
-        return repeated * self._curve.survival((more - most) * self.tail_speedup)
+        repeated = hangs * overdue / (overdue + most) if is_repeated else 0.0
+        return slow + repeated * self._curve.survival((more - most) * self.tail_speedup)
 
     def _overdue(self, each: _InFlight) -> float:
-        known = self._curve.longest if self._is_past_limit(each) else self._longest_known
-        return max(each.row_tokens - known, _LEAST_OVERDUE * each.row_tokens)
+        return max(each.row_tokens - self._known(each), 1.0)
+
+    def _known(self, each: _InFlight) -> float:
+        """Return the length that it has outlived."""
+        return self._curve.longest if self._is_past_limit(each) else self._longest_known
 
     def _most_left(self, each: _InFlight) -> float:
         """Return the tokens until the limit of lengths or the deadline, whichever is first."""
@@ -298,10 +313,12 @@ class Course:
         return (1 - doubt) * written + doubt * self._curve.mean
 
     def _hanging_left(self, each: _InFlight) -> float:
-        """Return for how long, in tokens, a request beyond the limit is expected to hang."""
-        if not (self._is_past_limit(each) and self._is_overdue(each)):
-            return 0.0
-        return min(self._overdue(each), self._most_left(each))
+        """Return for how long, in tokens, a request is expected to hang."""
+        if not self._is_overdue(each):
+            return self._doubt(each) * math.fsum(left * part for left, part in self._later(each))
+        if self._is_past_limit(each):
+            return min(self._overdue(each), self._most_left(each))
+        return 0.0
 
     # -- curves and classes
 

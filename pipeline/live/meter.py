@@ -111,12 +111,13 @@ class Meter:
         tokens = outcome.completion_tokens if isinstance(outcome, Turn) else 0
         if tokens is None:
             return
-        # A failed attempt used time and generated nothing.
         duration_s = now_s - request.since_s
         if isinstance(outcome, Interruption) or self._has_hung(tokens, duration_s):
+            # It says nothing about the pace of those that write.
             (tokens_so_far,) = self._tokens_so_far([request], now_s)
             self._sums.interrupted[rounded(tokens_so_far)] += 1
-        self._note_pace(tokens, duration_s)
+        elif isinstance(outcome, Turn):
+            self._note_pace(tokens, duration_s)
         if not isinstance(outcome, Turn):
             return
         self._sums.finished[rounded(tokens)] += 1

@@ -74,8 +74,8 @@ class ScriptedServer:
         try:
             while await self._serve_one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            # The client has gone; that is its right.
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # The client has gone, or the test is over.
             pass
         finally:
             writer.close()
