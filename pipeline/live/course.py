@@ -23,6 +23,8 @@ _NEAR_MOMENTS, _FAR_MOMENTS, _NEAR_MEANS = 90, 50, 3.0
 _TINY = 1e-9
 # assumed: lengths that fewer than this share of requests reach count as never seen
 _UNSEEN = 1e-4
+# assumed: chance that a request still runs when it should have ended since the last report
+_LEAST_ALIVE = 0.02
 # assumed: the tokens of a request in flight are known within this share of its length
 _SLOW = 0.1
 
@@ -346,9 +348,11 @@ class Course:
         turns = max(round(rows.turns), 1)
         now = _by_now(Counter(rows.running), rows, curve)
         per_turn = list(_grouped(sorted(now.items()), max(_MAX_CLASSES // turns, 8)))
-        # More than are open: some have ended.
+        # More than are open: some have ended. Fewer although none waited: more live than expected.
         total = math.fsum(count for _, count in per_turn)
-        share = min(rows.rows_open / max(total, _TINY), 1.0)
+        share = rows.rows_open / max(total, _TINY)
+        if rows.rows_open > len(rows.running):
+            share = min(share, 1.0)
         return [
             _InFlight(
                 count=share * count / turns,
@@ -381,6 +385,7 @@ def _by_now(counts: Mapping[int, int], rows: RowsLeft, curve: SurvivalCurve) -> 
     gone = 0.0
     for so_far, count in counts.items():
         alive = 1.0 if curve.is_beyond(so_far) else curve.outlives(so_far, since)
+        alive = max(alive, _LEAST_ALIVE)
         now[so_far + since] = now.get(so_far + since, 0.0) + alive * count
         gone += (1 - alive) * count
     if rows.rows_open > len(rows.running):

@@ -98,6 +98,13 @@ def test_request_that_hangs_ends_at_its_deadline_and_is_made_again() -> None:
     assert left.days.p90 * SECONDS_PER_DAY == pytest.approx(800 * 0.1 + 1000 * 0.05, rel=0.1)
 
 
+def test_rows_in_flight_are_those_that_are_open_where_none_waits() -> None:
+    # Ten ran when last reported, and by their tokens all have ended since; four have not. They are
+    # about to end: no other row starts.
+    left = time_left(rows(4, [900] * 10, tokens_since=150.0), [ENGINES], lost_fraction=0.0)
+    assert seconds(left) < 20
+
+
 def test_many_requests_a_little_over_all_lengths_are_slow_and_hang_not() -> None:
     # Their tokens are known within a few percent.
     left = time_left(rows(40, [1020] * 40), [ENGINES], lost_fraction=0.0)
