@@ -23,8 +23,8 @@ _NEAR_MOMENTS, _FAR_MOMENTS, _NEAR_MEANS = 90, 50, 3.0
 _TINY = 1e-9
 # assumed: lengths that fewer than this share of requests reach count as never seen
 _UNSEEN = 1e-4
-# assumed: chance that a request still runs when it should have ended since the last report
-_LEAST_ALIVE = 0.02
+# assumed: with fewer of the open rows left, what was expected since the last report is wrong
+_LEAST_OF_OPEN = 0.5
 # assumed: the tokens of a request in flight are known within this share of its length
 _SLOW = 0.1
 
@@ -346,12 +346,17 @@ class Course:
         """Rows in flight, in few enough classes to compute with."""
         rows, curve = self.rows, self._curve
         turns = max(round(rows.turns), 1)
-        now = _by_now(Counter(rows.running), rows, curve)
+        reported = Counter(rows.running)
+        now = _by_now(reported, rows, curve)
+        waits = rows.rows_open > len(rows.running)
+        if not waits and sum(now.values()) < _LEAST_OF_OPEN * rows.rows_open:
+            # They should have ended since, and have not: they are about to.
+            now = {float(so_far): float(count) for so_far, count in reported.items()}
         per_turn = list(_grouped(sorted(now.items()), max(_MAX_CLASSES // turns, 8)))
-        # More than are open: some have ended. Fewer although none waited: more live than expected.
+        # More than are open: some have ended. Fewer although none waits: fewer than expected have.
         total = math.fsum(count for _, count in per_turn)
         share = rows.rows_open / max(total, _TINY)
-        if rows.rows_open > len(rows.running):
+        if waits:
             share = min(share, 1.0)
         return [
             _InFlight(
@@ -385,7 +390,6 @@ def _by_now(counts: Mapping[int, int], rows: RowsLeft, curve: SurvivalCurve) -> 
     gone = 0.0
     for so_far, count in counts.items():
         alive = 1.0 if curve.is_beyond(so_far) else curve.outlives(so_far, since)
-        alive = max(alive, _LEAST_ALIVE)
         now[so_far + since] = now.get(so_far + since, 0.0) + alive * count
         gone += (1 - alive) * count
     if rows.rows_open > len(rows.running):
