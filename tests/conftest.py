@@ -42,6 +42,11 @@ def queue_of(root: Path, file: str) -> str:
     return "ray" if "pytest.mark.ray" in (root / file).read_text() else file
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes after their argument: compressed ones hold the time, so each process differs."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the tests that start Ray: their queue is the longest."""
     items.sort(key=lambda item: queue_of(config.rootpath, item.nodeid.partition("::")[0]) != "ray")
