@@ -21,13 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.dataset.columns import completion_table
 from pipeline.dataset.frozen import schema_from_text
 from pipeline.dataset.run_record import list_in_manifest, read_manifest
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA, STAGING
-from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS, Completion
+from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS
 from schemas.manifest import Part, RunRecord, Unlisted
 
 _FOOTER_KEY = b"regenerate.part"
@@ -35,21 +34,6 @@ _ID_COLUMNS = ["row_id", "sample_index", "content_hash"]
 
 
 # -- staging
-
-
-def stage_part(
-    folder: Folder,
-    name: str,
-    completions: Sequence[Completion],
-    *,
-    run_id: str,
-    carried_schema: pa.Schema,
-    worker_id: str,
-    own_schema: pa.Schema = COMPLETION_SCHEMA,
-) -> Part:
-    """Write `completions` to `staging/<name>`; nothing is visible yet."""
-    table = completion_table(completions, carried_schema, own_schema)
-    return stage_table(folder, name, table, run_id=run_id, worker_id=worker_id)
 
 
 def stage_table(folder: Folder, name: str, table: pa.Table, *, run_id: str, worker_id: str) -> Part:

@@ -30,6 +30,7 @@ from tests.fakes.output_folder import (
     staged,
     visible,
 )
+from tests.fakes.staged_part import stage_part
 
 RECORDS = {"messages": Message, "turns": Turn, "sampling": SamplingParams}
 
@@ -125,7 +126,7 @@ def test_parts_of_one_run_keep_the_columns_of_its_first_release(
 ) -> None:
     folder = fresh(tmp_path)
     fewer = pa.schema([f for f in COMPLETION_SCHEMA if f.name not in ("plan", "messages")])
-    run_parts.stage_part(
+    stage_part(
         folder, "p1.parquet", [completion("a")], run_id="r", carried_schema=pa.schema([]),
         worker_id="w0", own_schema=fewer,
     )  # fmt: skip

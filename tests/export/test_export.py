@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 
 from jobs.export import main
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.dataset.run_record import check_has_run, list_in_manifest, read_manifest
 from pipeline.export import buckets as export_buckets
 from pipeline.export import export
@@ -31,6 +31,7 @@ from schemas.config.run_file import RunFile
 from schemas.export import ExportOptions
 from schemas.manifest import EngineRun
 from schemas.prompt import Message
+from tests.fakes.staged_part import stage_part
 
 Build = Callable[..., Completion]
 NUM_ROWS = 120

@@ -12,7 +12,7 @@ from random import Random
 
 import pyarrow as pa
 
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.dataset.run_record import list_in_manifest, write_run, write_run_file
 from pipeline.store.folder import LocalFolder
 from pipeline.store.journal import append_events, event_of
@@ -24,6 +24,7 @@ from schemas.manifest import CanaryEvent, FailedRow, RunIdentity, RunRecord, Ses
 from schemas.progress import Progress, TimeLeft, WorkerReport
 from schemas.prompt import Message, SamplingParams
 from schemas.units import SECONDS_PER_DAY
+from tests.fakes.staged_part import stage_part
 
 BEGAN_AT_S = 1_790_000_000.0
 LIMIT = 4096

@@ -16,6 +16,7 @@ from pipeline.store.folder import Folder, LocalFolder
 from pipeline.store.run_folder import DATA, STAGING
 from schemas.completion import Completion, Turn
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
+from tests.fakes.staged_part import stage_part
 
 AnyFolder = TypeVar("AnyFolder", bound=Folder)
 Build = Callable[..., Completion]
@@ -53,7 +54,7 @@ def staged(
     run_id: str = RECORD.run_id,
     columns: pa.Schema = NO_COLUMNS,
 ) -> Part:
-    return run_parts.stage_part(
+    return stage_part(
         folder, f"{name}.parquet", rows, run_id=run_id, carried_schema=columns, worker_id="w0"
     )
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.dataset.frozen import schema_from_text
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.run.session import SessionOptions, prepare
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion, Turn
 from schemas.config.run_file import RunFile
 from schemas.prompt import Message
 from tests.fakes.example_completion import COMPLETION, TURN
+from tests.fakes.staged_part import stage_part
 
 
 def published_run(

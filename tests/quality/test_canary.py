@@ -28,6 +28,7 @@ from schemas.config.quality import QualityConfig
 from schemas.config.run_file import RunFile
 from schemas.progress import WorkerReport
 from schemas.session import Tally
+from tests.fakes.staged_part import stage_part
 from tests.fakes.webhook_receiver import receiving
 
 Build = Callable[..., Completion]
@@ -387,7 +388,7 @@ def publish(
     folder: LocalFolder, prepared: Prepared, build: Build, numbers: range, **changes: object
 ) -> None:
     rows = [build(f"r{n}", content_hash=_hash_of(folder, prepared, n), **changes) for n in numbers]
-    part = run_parts.stage_part(
+    part = stage_part(
         folder,
         f"p{numbers.start}.parquet",
         rows,

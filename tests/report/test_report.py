@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 
 from jobs.report import main
 from jobs.status import as_json as status_json
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.dataset.run_record import list_in_manifest, read_history, read_manifest
 from pipeline.live.estimate import folder_update
 from pipeline.planner.estimate.figures import duration
@@ -37,6 +37,7 @@ from tests.fakes.browser import opened
 from tests.fakes.example_run import BEGAN_AT_S, LIMIT, write_example_run
 from tests.fakes.known import known
 from tests.fakes.page_reading import Figure, parsed
+from tests.fakes.staged_part import stage_part
 
 PHONE, DESK = 390, 1280
 HOSTILE = "</title><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&amp;"

@@ -35,6 +35,7 @@ from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
 from schemas.progress import RunStatus
 from tests.fakes.example_report import run_progress, worker_report
 from tests.fakes.running import wait_until
+from tests.fakes.staged_part import stage_part
 
 Build = Callable[..., Completion]
 
@@ -78,7 +79,7 @@ def begin(
 
 
 def publish(folder: LocalFolder, name: str, rows: Sequence[Completion], *, now_s: float) -> None:
-    part = run_parts.stage_part(
+    part = stage_part(
         folder,
         f"{name}.parquet",
         rows,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.dataset.run_record import read_manifest, read_run
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.run.ledger import DONE, PENDING
@@ -18,6 +18,7 @@ from schemas.completion import Completion
 from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.prompt import Prompt
+from tests.fakes.staged_part import stage_part
 
 Build = Callable[..., Completion]
 Row = dict[str, object]

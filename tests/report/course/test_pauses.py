@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.report.course.pauses import work_time
 from pipeline.report.course.records import RunRecords
 from pipeline.report.course.worktime import Pause, WorkTime
@@ -16,6 +16,7 @@ from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from tests.fakes.example_report import worker_report
 from tests.fakes.run_records import BEGAN_AT_S, reading, run_records
+from tests.fakes.staged_part import stage_part
 
 
 def found(run: RunRecords) -> list[tuple[float, float, str]]:

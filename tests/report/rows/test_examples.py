@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.frozen import freeze
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.dataset.prompts import read_prompts
 from pipeline.report.rows.examples import Example, ExampleBook, clipped
 from pipeline.report.rows.figures import RowFigures
@@ -19,6 +19,7 @@ from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.config.requests import PromptsConfig
 from schemas.prompt import FunctionCall, Message, ToolCall
+from tests.fakes.staged_part import stage_part
 
 
 def published(root: Path, name: str, rows: list[Completion]) -> LocalFolder:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.dataset.parts import publish, stage_part
+from pipeline.dataset.parts import publish
 from pipeline.report.rows.figures import RowFigures
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
+from tests.fakes.staged_part import stage_part
 
 
 def test_error_rows_rows_without_counts_and_many_kinds_are_summed(
