@@ -291,7 +291,7 @@ class GroupUpdate:
     expected_tokens_per_s: Band | None
     """Plan for as many engines, at the planned running requests."""
     expected_accept_length: float | None
-    disagreements: tuple[Deviation, ...]
+    deviations: tuple[Deviation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ class RunUpdate:
     """`engine` if every reading comes from the engine's own counters."""
     no_dry_run: str | None
     """Reason why there is no plan to compare with; None where there is one."""
-    disagreements: tuple[Deviation, ...]
+    deviations: tuple[Deviation, ...]
     assumptions: tuple[Assumption, ...]
     """Assumptions that widen the band, the widest first."""
 

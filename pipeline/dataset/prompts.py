@@ -283,10 +283,10 @@ def _prompt(
             carried=carried,
             problem=read,
         )
-    seen = (read.messages, read.settings, read.tools, read.originals)
+    identity = (read.messages, read.settings, read.tools, read.originals)
     return Prompt(
-        row_id=own_id or content_row_id(seen[0], carried, None, *seen[1:]),
-        content_hash=content_hash(*seen),
+        row_id=own_id or content_row_id(identity[0], carried, None, *identity[1:]),
+        content_hash=content_hash(*identity),
         messages=read.messages,
         carried=carried,
         settings=read.settings,

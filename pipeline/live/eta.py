@@ -154,7 +154,7 @@ class LiveEta:
         self._took_s = self.clock() - began_s
         days = update.days_left
         self._figure = _Figure(days=days.plus(_CLOSING), made_s=made_s) if days else None
-        for each in update.disagreements:
+        for each in update.deviations:
             line = f"event=deviates_from_plan input={each.input} why={each.sentence!r}"
             self._log_once(each.input, line)
         return update

@@ -83,7 +83,7 @@ def planned_group(
             expected_running_requests=forecast.running_requests,
             expected_tokens_per_s=planned.tokens_per_s.times(engines),
             expected_accept_length=forecast.accept_length,
-            disagreements=tuple(deviations(steady, forecast)),
+            deviations=tuple(deviations(steady, forecast)),
         ),
     )
 
@@ -118,7 +118,7 @@ def measured_group(
             expected_tokens_per_s=None,
             expected_accept_length=None,
             # Readings cannot deviate from what was fitted to them.
-            disagreements=(),
+            deviations=(),
         ),
     )
 

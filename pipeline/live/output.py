@@ -60,9 +60,9 @@ def _lines(update: RunUpdate) -> Iterator[str]:
         yield _line("counted by", "completions, because the engines export no counters")
     if update.no_dry_run is not None:
         yield _line("plan", f"none to compare with: {update.no_dry_run}")
-    elif not update.disagreements:
+    elif not update.deviations:
         yield _line("plan", "every measurement is within its band")
-    for deviation in update.disagreements:
+    for deviation in update.deviations:
         yield _line("deviates", f"{deviation.input.replace('_', ' ')}: {deviation.sentence}")
     for part in update.assumptions[:3]:
         share = figures.percent(part.variance_share)

@@ -47,8 +47,8 @@ def with_trend(
     line = _line_through(points, lengths.summary.cv)
     now, share_waiting = ended / total, waiting / (waiting + in_flight)
     # A trend is trusted for as far again as it has been seen.
-    seen = now - points[0].place
-    to_come = line.slope * min((1 - now) / 2, seen) * share_waiting
+    observed = now - points[0].place
+    to_come = line.slope * min((1 - now) / 2, observed) * share_waiting
     log_factor = line.slope * (now - line.middle) + _GOES_ON * to_come
     return _longer(lengths, math.exp(log_factor), doubt=abs(_GOES_ON * to_come))
 

@@ -146,7 +146,7 @@ def run_update(
         price=plan.price if isinstance(plan, Planned) else None,
         counted_by="answers" if log.counted_by_answers else "engine",
         no_dry_run=plan.reason if isinstance(plan, Unplanned) else None,
-        disagreements=tuple(each for update in updates for each in update.disagreements),
+        deviations=tuple(each for update in updates for each in update.deviations),
         assumptions=assumptions,
     )
 

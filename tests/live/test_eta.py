@@ -177,7 +177,7 @@ def test_deviation_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     deviation = Deviation(input="step_time", predicted=1.0, measured=2.0, sentence="a slow step")
 
     def deviating(*given: object) -> RunUpdate:
-        return replace(run_update(*given), disagreements=(deviation,))  # type: ignore[arg-type]
+        return replace(run_update(*given), deviations=(deviation,))  # type: ignore[arg-type]
 
     monkeypatch.setattr("pipeline.live.eta.run_update", deviating)
     eta = running_eta(tmp_path)

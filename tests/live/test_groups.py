@@ -79,7 +79,7 @@ def test_group_without_a_plan_starts_from_its_first_readings() -> None:
     assert found.update.independent_readings == 0
     assert known(found.update.tokens_per_s).p50 == pytest.approx(140)
     assert found.update.accept_length == 1.5
-    assert found.update.disagreements == ()
+    assert found.update.deviations == ()
 
 
 def test_group_that_has_written_nothing_has_no_rate() -> None:

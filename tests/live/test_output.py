@@ -30,7 +30,7 @@ def lengths(mean: float) -> OutputLengths:
 GROUP = GroupUpdate(
     name="2 x H200", engines=2, running_requests=80.0, tokens_per_s=band(5000.0),
     accept_length=2.4, independent_readings=12.0, expected_running_requests=96.0,
-    expected_tokens_per_s=band(6000.0), expected_accept_length=2.6, disagreements=(),
+    expected_tokens_per_s=band(6000.0), expected_accept_length=2.6, deviations=(),
 )  # fmt: skip
 UPDATE = RunUpdate(
     model="m", rows_total=1000, rows_done=400, completions_left=600.0, tokens_left=1_500_000.0,
@@ -42,7 +42,7 @@ UPDATE = RunUpdate(
         kind="own", usd_per_gpu_hour=2.0, source="your own price", date="2026-11-30", stale=False,
         low_usd_per_gpu_hour=2.0, high_usd_per_gpu_hour=2.0,
     ),
-    counted_by="engine", no_dry_run=None, disagreements=(), assumptions=(),
+    counted_by="engine", no_dry_run=None, deviations=(), assumptions=(),
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_measured_figures_are_followed_by_those_of_the_plan() -> None:
 
 def test_text_says_what_deviates_and_what_is_missing() -> None:
     deviation = Deviation(input="step_time", predicted=1.0, measured=2.0, sentence="too slow")
-    text = update_text(replace(UPDATE, disagreements=(deviation,)))
+    text = update_text(replace(UPDATE, deviations=(deviation,)))
     assert "deviates   step time: too slow" in text
     assert "within its band" not in text
     alone = replace(

@@ -103,7 +103,7 @@ def test_dollars_to_go_are_those_of_all_cards(config: RunFile, expected: Expecta
 
 def disagreeing(truth: Truth, config: RunFile, expected: Expectation) -> set[str]:
     found = updates(truth, config, expected, completions=1500, every=1500, seed=5)
-    return {each.input for each in found[-1][1].disagreements}
+    return {each.input for each in found[-1][1].deviations}
 
 
 def test_run_as_forecast_contradicts_nothing(config: RunFile, expected: Expectation) -> None:
@@ -176,7 +176,7 @@ def test_measured_figures_stand_alone_where_there_is_no_dry_run(
     truth = as_forecast(expected)
     seen = updates(truth, config, own, completions=800, every=800, seed=2)[-1][1]
     assert seen.no_dry_run == own.plan.reason
-    assert (seen.expected_days_left, seen.usd_left, seen.disagreements) == (None, None, ())
+    assert (seen.expected_days_left, seen.usd_left, seen.deviations) == (None, None, ())
     assert known(seen.tokens_per_s).p50 == pytest.approx(truth.tokens_per_s, rel=0.05)
 
 
