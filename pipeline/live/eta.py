@@ -46,12 +46,16 @@ class _Figure:
 
     def at(self, now_s: float) -> Band:
         """Return what is left of it."""
-        passed = max(now_s - self.made_s, 0.0) / SECONDS_PER_DAY
-        p10, p50, p90 = (
-            max(days - passed, _LEAST_SHARE * days)
-            for days in (self.days.p10, self.days.p50, self.days.p90)
-        )
-        return Band(p10=p10, p50=p50, p90=p90)
+        return days_left_after(self.days, now_s - self.made_s)
+
+
+def days_left_after(days: Band, passed_s: float) -> Band:
+    """Return what is left of an estimate of the days left, so many seconds after it was made."""
+    passed = max(passed_s, 0.0) / SECONDS_PER_DAY
+    p10, p50, p90 = (
+        max(each - passed, _LEAST_SHARE * each) for each in (days.p10, days.p50, days.p90)
+    )
+    return Band(p10=p10, p50=p50, p90=p90)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,14 +8,18 @@ from pipeline.dataset.run_record import (
     check_has_run,
     read_history,
 )
+from pipeline.live.eta import days_left_after
 from pipeline.store import lock
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import LIVE_FILE
+from schemas.estimate import Band
 from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus
 from schemas.units import SECONDS_PER_DAY
 
 _RATE_WINDOW_S = 300.0
+# A run reports every 2 s. What is older is due to differing clocks, or to a run that waits.
+_OLDEST_REPORT_S = 10.0
 
 
 def run_status(folder: Folder, *, now_s: float, state: RunState | None = None) -> RunStatus:
@@ -48,7 +52,7 @@ def status_of(
         live = None
     if live is not None:
         rows_done = max(rows_done, live.rows_finished)
-    days_left = live.days_left if live else None
+    days_left = _days_left(live, now_s) if live else None
     eta_s = days_left.p50 * SECONDS_PER_DAY if days_left else None
     # A run whose rows have all ended still publishes the last ones, and ends its engines.
     is_over = not rows_open and days_left is None
@@ -70,6 +74,12 @@ def status_of(
         workers=live.workers if live else (),
         failed=tuple((row.row_id, row.sample_index, row.cause) for row in manifest.failed.values()),
     )
+
+
+def _days_left(live: Progress, now_s: float) -> Band | None:
+    """Return the job's own figure, less the time since its report."""
+    age_s = min(now_s - live.updated_at_s, _OLDEST_REPORT_S)
+    return days_left_after(live.days_left, age_s) if live.days_left else None
 
 
 def _live(folder: Folder, session: Session) -> Progress | None:

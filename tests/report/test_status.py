@@ -214,12 +214,30 @@ def test_time_left_is_that_of_the_readings_while_it_runs(
     publish(folder, "p1", [completion("a")], now_s=1010.0)
     lock.acquire(folder, lock.this_process(), time.sleep)
     band = Band(p10=1.31, p50=1.6, p90=2.1)
-    folder.write_whole(LIVE_FILE, replace(LIVE, days_left=band).to_json().encode())
+    live = replace(LIVE, days_left=band, updated_at_s=1010.0)
+    folder.write_whole(LIVE_FILE, live.to_json().encode())
     status = status_at(folder, 1010.0)
     assert status.days_left == band
     assert status.eta_s == pytest.approx(1.6 * 86_400)
     assert main([str(folder.root)]) == 0
     assert "time left  1.6 days (1.3-2.1)" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "left_s"),
+    [(-60.0, 20.0), (0.0, 20.0), (3.0, 17.0), (10.0, 10.0), (9999.0, 10.0)],
+    ids=["a clock behind", "just made", "three seconds ago", "the oldest", "long ago"],
+)
+def test_time_left_is_less_the_time_since_the_report(
+    folder: LocalFolder, completion: Build, age_s: float, left_s: float
+) -> None:
+    begin(folder)
+    publish(folder, "p1", [completion("a")], now_s=1010.0)
+    lock.acquire(folder, lock.this_process(), time.sleep)
+    band = Band(p10=15.0, p50=20.0, p90=30.0).times(1 / 86_400)
+    live = replace(LIVE, days_left=band, updated_at_s=1010.0)
+    folder.write_whole(LIVE_FILE, live.to_json().encode())
+    assert status_at(folder, 1010.0 + age_s).eta_s == pytest.approx(left_s)
 
 
 def test_time_left_of_a_live_file_without_an_estimate_is_unknown(
