@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,11 @@ from tests.fakes.ray_head import Head, ray_head
 
 # No test waits for the hub; processes that tests start inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, which a shell's background jobs ignore, and with them every run they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
