@@ -1,12 +1,14 @@
 """Decide what follows on an engine's failure: other flags, the same again, or the end. Pure.
 
 Invariants: no configuration that failed through its own fault is tried twice; the number of
-attempts is bounded; a fault that only the user can fix stops at once.
+attempts is bounded; a fault that only the user can fix stops at once. A configuration that ends too
+often in some hours is left, whatever it finished in between.
 """
 
 from dataclasses import dataclass, replace
 
 from pipeline.engines.remedies import (
+    CRASH_KINDS,
     HEADROOM_KINDS,
     MENDED_BY_FLAGS,
     POOL_KINDS,
@@ -21,6 +23,13 @@ from schemas.plan import Calibration
 
 # Configurations tried after the first.
 MOST_STEPS = 8
+# Ends of one configuration that are borne in this time, for any cause. assumed: a start takes ten
+# minutes at most, so that a sixth of the time is lost; one crash in this time costs less than any
+# step would
+MOST_ENDS = 6
+ENDS_WINDOW_S = 6 * 3600.0
+# An engine that is killed from outside is not to blame, and no flag helps it.
+_MOST_KILLS = 20
 
 # Repeats of one configuration, for causes that are not its own. assumed: a cause that comes back
 # this often in a row will not go away by itself
@@ -34,6 +43,7 @@ _MOST_AGAIN: dict[CauseKind, int] = {
     "watchdog": 3,
     "killed": 5,
     "unknown": 1,
+    **dict.fromkeys(CRASH_KINDS, 1),
 }
 # assumed: waits that let the cause pass, per repeat
 _WAIT_S: dict[CauseKind, float] = {
@@ -47,6 +57,7 @@ _WAIT_S: dict[CauseKind, float] = {
     "watchdog": 1.0,
     "killed": 1.0,
     "unknown": 2.0,
+    **dict.fromkeys(CRASH_KINDS, 2.0),
 }
 _USERS_FIX: dict[CauseKind, str] = {
     "flag": "correct engine.flags",
@@ -73,7 +84,11 @@ class Stop:
 
 
 def next_step(
-    tried: tuple[Tried, ...], basis: LadderBasis, calibration: Calibration | None = None
+    tried: tuple[Tried, ...],
+    basis: LadderBasis,
+    calibration: Calibration | None = None,
+    *,
+    ends_too_often: bool = False,
 ) -> Step | Again | Stop:
     """Decide what follows on the last of `tried`, which lists all attempts in order."""
     last = tried[-1]
@@ -81,7 +96,7 @@ def next_step(
     basis = replace(basis, refused_flags=basis.refused_flags | _refused_flags(tried))
     if kind in _USERS_FIX:
         return _without_refused_flag(tried, basis, calibration)
-    if kind in _MOST_AGAIN:
+    if kind in _MOST_AGAIN and not ends_too_often:
         repeats = _num_repeats(tried)
         if repeats <= _MOST_AGAIN[kind]:
             return Again(wait_s=_WAIT_S[kind] * repeats, reason=f"try {repeats + 1}: {summary}")
@@ -90,7 +105,24 @@ def next_step(
     if kind == "unbalanced" and last.cause.stage == "start":
         # SGLang's own check, which looks at the card before any flag counts.
         return _stop(last)
-    return remedy(tried, basis, calibration) or _stop(last)
+    if kind == "killed" and ends_too_often:
+        return Stop(reason=f"{summary}; {_MOST_KILLS} times in {ENDS_WINDOW_S / 3600:g} hours")
+    step = remedy(tried, basis, calibration, ends_too_often=ends_too_often)
+    return step or _stop(last)
+
+
+def has_ended_too_often(ends: tuple[Tried, ...], *, now_s: float) -> bool:
+    """Return whether the last configuration has ended too often of late, kills counted apart."""
+    last = ends[-1]
+    was_killed = last.cause.kind == "killed"
+    recent = [
+        one
+        for one in ends
+        if one.configuration == last.configuration
+        and (one.cause.kind == "killed") == was_killed
+        and now_s - one.ended_s <= ENDS_WINDOW_S
+    ]
+    return len(recent) > (_MOST_KILLS if was_killed else MOST_ENDS)
 
 
 def _refused_flags(tried: tuple[Tried, ...]) -> frozenset[str]:
@@ -126,7 +158,7 @@ def _num_repeats(tried: tuple[Tried, ...]) -> int:
     """
     last = tried[-1]
     same_cause = [one for one in tried if one.cause.kind == last.cause.kind]
-    if last.cause.kind in MENDED_BY_FLAGS:
+    if last.cause.kind in (*MENDED_BY_FLAGS, *CRASH_KINDS):
         return len(same_cause)
     return sum(one.configuration == last.configuration for one in same_cause)
 
@@ -139,4 +171,6 @@ def _stop(last: Tried) -> Stop:
         return Stop(reason=f"{last.cause.summary}; more cards per engine, or a smaller format")
     if kind in (*POOL_KINDS, *HEADROOM_KINDS):
         return Stop(reason=f"{last.cause.summary}; no other flags fit this card")
+    if kind in CRASH_KINDS:
+        return Stop(reason=f"{last.cause.summary}; other flags did not help: use another release")
     return Stop(reason=f"{last.cause.summary}; it came back every time")

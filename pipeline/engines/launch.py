@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from pipeline.engines.gpus import Card, planned_card, shared_cards
-from pipeline.engines.ladder import Again, Stop, next_step
+from pipeline.engines.ladder import ENDS_WINDOW_S, Again, Stop, has_ended_too_often, next_step
 from pipeline.engines.remedies import (
+    CRASH_KINDS,
     MENDED_BY_FLAGS,
     LadderBasis,
     PlanPrice,
@@ -69,6 +70,8 @@ class LaunchHistory:
     flags: LaunchFlags | None = None
     basis: LadderBasis | None = None
     _tried: tuple[Tried, ...] = ()
+    _ends: tuple[Tried, ...] = ()
+    """Ends of the last hours, those included that are forgotten because the engine worked since."""
     _calibrations: "Calibrations | None" = None
 
     @property
@@ -194,17 +197,25 @@ class LaunchHistory:
 
     def note_served(self) -> None:
         """Forget failures of the surroundings: the engine has answered since."""
-        self._tried = tuple(one for one in self._tried if one.cause.kind in MENDED_BY_FLAGS)
+        kept = (*MENDED_BY_FLAGS, *CRASH_KINDS)
+        self._tried = tuple(one for one in self._tried if one.cause.kind in kept)
 
-    def note_end(self, cause: Cause, log_text: str) -> Again | Step | Stop:
+    def note_end(self, cause: Cause, log_text: str, *, now_s: float) -> Again | Step | Stop:
         """Return what follows on an engine's end; a step changes the flags at once."""
         assert self.flags is not None
         assert self.basis is not None
-        self._tried += (Tried(flags=self.flags, cause=cause),)
+        end = Tried(flags=self.flags, cause=cause, ended_s=now_s)
+        self._tried = (*filter(partial(_still_counts, now_s=now_s), self._tried), end)
+        self._ends = (*(one for one in self._ends if now_s - one.ended_s <= ENDS_WINDOW_S), end)
         logged, calibration = figures(log_text), self._calibration
         if self._calibrations is not None and logged is not None:
             calibration = self._calibrations.measured(logged, self.flags) or calibration
-        answer = next_step(self._tried, self.basis, calibration)
+        answer = next_step(
+            self._tried,
+            self.basis,
+            calibration,
+            ends_too_often=has_ended_too_often(self._ends, now_s=now_s),
+        )
         for line in cause.evidence:
             self.log(f"event=evidence line={line!r}")
         match answer:
@@ -225,6 +236,11 @@ class LaunchHistory:
     @property
     def _calibration(self) -> Calibration | None:
         return self._calibrations.current if self._calibrations is not None else None
+
+
+def _still_counts(one: Tried, now_s: float) -> bool:
+    """Forget a crash of hours ago: another one since says nothing of the configuration."""
+    return one.cause.kind not in CRASH_KINDS or now_s - one.ended_s <= ENDS_WINDOW_S
 
 
 # --- calibrations -------------------------------------------------------------------------------

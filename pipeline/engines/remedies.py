@@ -33,6 +33,8 @@ PlanPrice = Callable[[LaunchPlan], float]
 
 POOL_KINDS = ("pool", "state_pool", "unbalanced")
 HEADROOM_KINDS = ("graph_capture", "runtime")
+# Crashes of a scheduler that serves: rare, so that an engine may work for hours in between
+CRASH_KINDS: tuple[CauseKind, ...] = ("tokens_ran_out", "pool_leak", "speculation", "state_path")
 MENDED_BY_FLAGS = (*POOL_KINDS, *HEADROOM_KINDS, "weights", "draft_weights")
 
 # assumed: an allocation that failed is followed by others of this size
@@ -46,6 +48,7 @@ _FRACTION_STEPS = (0.02, -0.02, 0.04, -0.04, 0.06, -0.06, 0.1, -0.1, 0.15, -0.15
 _DEFAULT_FRACTION = 0.85
 _LEAST_CHUNK_TOKENS = 1024
 _LEAST_GRAPH_BATCH = 8
+_DEFAULT_REQUESTS = 64
 
 
 def running_requests(plan: LaunchPlan) -> float:
@@ -91,6 +94,7 @@ class Tried:
 
     flags: LaunchFlags
     cause: Cause
+    ended_s: float = 0.0
 
     @property
     def configuration(self) -> Configuration:
@@ -107,11 +111,18 @@ class Step:
 
 
 def remedy(
-    tried: tuple[Tried, ...], basis: LadderBasis, calibration: Calibration | None
+    tried: tuple[Tried, ...],
+    basis: LadderBasis,
+    calibration: Calibration | None,
+    *,
+    ends_too_often: bool = False,
 ) -> Step | None:
     """Choose the next configuration after the last of `tried`, or None where nothing is left."""
     forecasts = _Forecasts(basis, calibration, layout_name(tried[-1].flags))
-    return _planned_step(tried, forecasts) or _usual_step(tried, forecasts)
+    step = _planned_step(tried, forecasts) or _usual_step(tried, forecasts)
+    if step is None and (ends_too_often or tried[-1].cause.kind in CRASH_KINDS):
+        return _first_new(_crash_remedies(tried, forecasts), tried, forecasts)
+    return step
 
 
 def _change_text(before: LaunchFlags, after: LaunchFlags) -> str:
@@ -189,13 +200,17 @@ def _planned_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | Non
     best = _best_candidate(tried, failed_plan, forecasts)
     if best is None:
         return None
-    before = forecasts.basis.price(failed_plan)
-    lost = f" ({(best.price / before - 1) * 100:+.0f} %)" if before else ""
     return Step(
         flags=best.flags,
         change=_change_text(last.flags, best.flags),
-        price=f"{before:,.0f} → {best.price:,.0f} {forecasts.basis.price_unit}{lost}, as planned",
+        price=_price_text(failed_plan, best.price, forecasts.basis),
     )
+
+
+def _price_text(failed_plan: LaunchPlan, price: float, basis: LadderBasis) -> str:
+    before = basis.price(failed_plan)
+    lost = f" ({(price / before - 1) * 100:+.0f} %)" if before else ""
+    return f"{before:,.0f} → {price:,.0f} {basis.price_unit}{lost}, as planned"
 
 
 def _best_candidate(
@@ -383,16 +398,59 @@ def _lacking_bytes(cause: Cause) -> int:
 
 def _usual_step(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Step | None:
     """Take the first usual remedy where no plan can be made or a plan cannot see the cause."""
-    last, basis = tried[-1], forecasts.basis
+    last = tried[-1]
     if last.cause.kind in MENDED_BY_FLAGS and forecasts.plan(last.flags) is not None:
         return None
+    return _first_new(_usual_remedies(last.flags, last.cause.kind), tried, forecasts)
+
+
+def _first_new(
+    remedies: Iterator[Changes], tried: tuple[Tried, ...], forecasts: _Forecasts
+) -> Step | None:
+    """Take the first changes that give a configuration that has not failed."""
+    last, basis = tried[-1].flags, forecasts.basis
     known = {one.configuration for one in tried}
-    spare = _without_spare_context(last.flags, basis)
-    for changes in _usual_remedies(last.flags, last.cause.kind):
-        flags = last.flags.changed({**spare, **changes})
-        if configuration(flags) not in known and not any(map(flags.has, basis.refused_flags)):
-            return Step(flags=flags, change=_change_text(last.flags, flags), price="unknown")
+    spare = _without_spare_context(last, basis)
+    for changes in remedies:
+        flags = last.changed({**spare, **changes})
+        if configuration(flags) in known or any(map(flags.has, basis.refused_flags)):
+            continue
+        before, after = forecasts.plan(last), forecasts.plan(flags)
+        price = "unknown"
+        if before is not None and after is not None:
+            price = _price_text(before, basis.price(after), basis)
+        elif before is not None:
+            # SGLang would refuse these flags.
+            continue
+        return Step(flags=flags, change=_change_text(last, flags), price=price)
     return None
+
+
+# --- remedies of crashes ------------------------------------------------------------------------
+
+
+def _crash_remedies(tried: tuple[Tried, ...], forecasts: _Forecasts) -> Iterator[Changes]:
+    """List what keeps a scheduler off the code that crashed, likeliest first, each change once."""
+    kind, flags = tried[-1].cause.kind, tried[-1].flags
+    fewer = list(_fewer_requests(flags, forecasts.plan(flags)))
+    has_fewer = len({one.flags.number("max-running-requests") for one in tried}) > 1
+    first = [] if has_fewer else fewer
+    mtp = [without_speculation(flags)] if flags.has("speculative-algorithm") else []
+    cache = [] if flags.has("disable-radix-cache") else [WITHOUT_PREFIX_CACHE]
+    order = {
+        "speculation": (mtp, first, cache),
+        "state_path": (cache, mtp, first),
+    }.get(kind, (first, mtp, cache))
+    for changes in order:
+        yield from changes
+    yield from fewer
+
+
+def _fewer_requests(flags: LaunchFlags, plan: LaunchPlan | None) -> Iterator[Changes]:
+    planned = int(running_requests(plan)) if plan is not None else 0
+    requests = flags.number("max-running-requests") or planned or _DEFAULT_REQUESTS
+    if requests > 1:
+        yield {"max-running-requests": str(requests // 2)}
 
 
 def _usual_remedies(flags: LaunchFlags, kind: CauseKind) -> Iterator[Changes]:
@@ -415,6 +473,4 @@ def _usual_remedies(flags: LaunchFlags, kind: CauseKind) -> Iterator[Changes]:
     if kind == "state_pool":
         yield WITHOUT_PREFIX_CACHE
     if kind in (*HEADROOM_KINDS, "state_pool"):
-        requests = flags.number("max-running-requests") or 64
-        if requests > 1:
-            yield {"max-running-requests": str(requests // 2)}
+        yield from _fewer_requests(flags, None)

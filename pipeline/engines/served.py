@@ -269,7 +269,7 @@ class ServedEngine:
         assert self._process is not None
         cause, text = _failure(self._process, symptom)
         await self.stop()
-        match launch.note_end(cause, text):
+        match launch.note_end(cause, text, now_s=monotonic()):
             case Stop(reason=reason):
                 raise EngineGivenUpError(reason)
             case Again(wait_s=wait_s):

@@ -136,7 +136,11 @@ class EngineWatch:
 
     def _count_start(self) -> None:
         """Raises EngineError for an engine that starts again and again and finishes no row."""
-        num_starts = self._starts.note_start(self.engine.plan)
+        now_s = monotonic()
+        num_starts = self._starts.note_start(self.engine.plan, now_s=now_s)
+        # SGLang's launches are counted by cause, and an endpoint's connections cost nothing.
+        if self.config.kind == "embedded" and self._starts.are_too_frequent(now_s):
+            raise EngineError(f"the engine died too often; the last time by: {self.last_cause}")
         if num_starts > self.config.max_restarts + 1:
             raise EngineError(
                 f"the engine was started {num_starts} times and finished no row; "

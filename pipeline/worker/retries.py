@@ -19,6 +19,9 @@ _MAX_ONE_BY_ONE = 8
 _GROUP_ROWS = 16
 
 _MAX_FIRST_STARTS = 2
+# assumed: an engine that is killed by chance dies less often; each death costs its running rows
+_MOST_STARTS_OF_LATE = 20
+_STARTS_OF_LATE_S = 6 * 3600.0
 _SICK_ATTEMPTS = 200
 # assumed: a server that is only overloaded answers more than a tenth of its requests
 _SICK_FRACTION = 0.9
@@ -30,12 +33,19 @@ class Starts:
 
     count: int = 0
     _plan: str | None = None
+    _at_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_STARTS_OF_LATE + 1))
 
-    def note_start(self, plan: str | None) -> int:
+    def note_start(self, plan: str | None, *, now_s: float) -> int:
         """Count one. Launch flags that changed count anew: the ladder has a bound of its own."""
         self.count = self.count + 1 if plan == self._plan else 1
         self._plan = plan
+        self._at_s.append(now_s)
         return self.count
+
+    def are_too_frequent(self, now_s: float) -> bool:
+        """Return whether there were too many of late, whatever was finished in between."""
+        recent = [at_s for at_s in self._at_s if now_s - at_s <= _STARTS_OF_LATE_S]
+        return len(recent) > _MOST_STARTS_OF_LATE
 
     def reset(self) -> None:
         self.count = 0

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.ladder import MOST_STEPS, Again, Stop, next_step
+from pipeline.engines.ladder import (
+    MOST_ENDS,
+    MOST_STEPS,
+    Again,
+    Stop,
+    has_ended_too_often,
+    next_step,
+)
 from pipeline.engines.remedies import LadderBasis, Step, Tried
 from pipeline.models.files import load_model
 from pipeline.planner.cards import gpu_named
@@ -65,6 +72,10 @@ FIRST = {
     "state_pool": "step",
     "graph_capture": "step",
     "runtime": "step",
+    "tokens_ran_out": "again",
+    "pool_leak": "again",
+    "speculation": "again",
+    "state_path": "again",
     "unbalanced": "again",
     "kernel": "stop",
     "gpu_fault": "again",
@@ -441,11 +452,74 @@ def test_usual_remedies_for_memory_come_in_order_until_none_is_left() -> None:
         ("weights", "more cards per engine, or a smaller format"),
         ("draft_weights", "more cards per engine, or a smaller format"),
         ("unknown", "it came back every time"),
+        ("pool_leak", "other flags did not help: use another release"),
     ],
 )
 def test_end_says_what_is_left_to_do(kind: CauseKind, end: str) -> None:
-    at = Tried(flags=flags(""), cause=bare_cause(kind))
+    at = Tried(
+        flags=flags("--max-running-requests 1 --disable-radix-cache"), cause=bare_cause(kind)
+    )
     assert next_step((at, at), BLIND) == Stop(reason=f"{kind}; {end}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("tokens_ran_out", ["requests", "mtp", "cache"]),
+        ("pool_leak", ["requests", "mtp", "cache"]),
+        ("speculation", ["mtp", "requests", "cache"]),
+        ("state_path", ["cache", "mtp", "requests"]),
+    ],
+)
+@pytest.mark.parametrize("on", ["planned", "blind"])
+def test_crash_is_met_by_one_more_start_and_then_by_less_of_what_crashed(
+    kind: CauseKind, order: list[str], on: str
+) -> None:
+    on_what, line = (
+        setting() if on == "planned" else BLIND,
+        flags(f"--max-running-requests 64 {MTP}"),
+    )
+    so_far: tuple[Tried, ...] = (Tried(flags=line, cause=bare_cause(kind)),)
+    assert isinstance(next_step(so_far, on_what), Again)
+    so_far += so_far
+    for change in order:
+        answer = next_step(so_far, on_what)
+        assert isinstance(answer, Step)
+        gone = {
+            "requests": answer.flags.number("max-running-requests") == 32,
+            "mtp": not answer.flags.has("speculative-algorithm"),
+            "cache": answer.flags.has("disable-radix-cache"),
+        }
+        assert gone[change], answer.change
+        assert ("as planned" in answer.price) == (on == "planned")
+        so_far += (Tried(flags=answer.flags, cause=bare_cause(kind)),)
+
+
+@pytest.mark.parametrize("kind", ["unknown", "watchdog", "gpu_fault", "speculation"])
+def test_configuration_that_ends_too_often_is_left_whatever_it_finished(kind: CauseKind) -> None:
+    at = [
+        Tried(flags=flags(MTP), cause=bare_cause(kind), ended_s=3600.0 * number)
+        for number in range(MOST_ENDS + 1)
+    ]
+    assert not has_ended_too_often(tuple(at[:-1]), now_s=at[-2].ended_s)
+    # One an hour: the first of seven is six hours old, and still counts.
+    assert has_ended_too_often(tuple(at), now_s=at[-1].ended_s)
+    assert not has_ended_too_often(tuple(at), now_s=at[-1].ended_s + 1.0)
+    assert isinstance(next_step((at[-1],), BLIND), Again)
+    assert isinstance(next_step((at[-1],), BLIND, ends_too_often=True), Step)
+
+
+def test_engine_that_is_killed_from_outside_keeps_its_flags() -> None:
+    at = tuple(
+        Tried(flags=flags(MTP), cause=bare_cause("killed"), ended_s=60.0 * number)
+        for number in range(21)
+    )
+    assert not has_ended_too_often(at[:20], now_s=1200.0)
+    assert has_ended_too_often(at, now_s=1200.0)
+    answer = next_step(at[-1:], BLIND, ends_too_often=True)
+    assert answer == Stop(reason="killed; 20 times in 6 hours")
+    crash = replace(at[-1], cause=bare_cause("unknown"))
+    assert not has_ended_too_often((*at, crash), now_s=1200.0), "kills are counted apart"
 
 
 def test_ladder_ends_after_eight_other_configurations() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.ladder import _WAIT_S
+from pipeline.engines.ladder import _WAIT_S, Again
 from pipeline.engines.launch import LaunchHistory, server_figures
+from pipeline.engines.remedies import Step
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import EngineError
+from pipeline.planner.sglang.failures import Cause
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
@@ -302,6 +304,27 @@ def test_memory_that_runs_out_while_serving_steps_down(site: MakeSite) -> None:
     assert len(set(lines)) == len(lines), "no configuration twice"
 
 
+def test_fault_of_speculation_is_met_once_more_and_then_without_it(site: MakeSite) -> None:
+    # Ten rows finish before each crash: that an engine works meanwhile is no reason to go on.
+    standin = {"mtp_fault_after": 10}
+    mtp = "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1"
+    at = site(
+        prompts_of(60),
+        standin,
+        flags=[*mtp.split(), "--speculative-num-draft-tokens", "4"],
+        max_deaths_in_flight=50,
+    )
+    at.run()
+    each_once(at.book, 60)
+    assert [line.partition(" wait")[0] for line in at.logged("start_again")] == [
+        "event=start_again cause=speculation"
+    ]
+    (step,) = at.logged("step_down")
+    assert "--speculative-algorithm EAGLE → off" in step
+    assert "as planned" in step
+    assert ["--speculative-algorithm" in start for start in at.starts()] == [True, True, False]
+
+
 def test_leak_is_met_by_a_restart(site: MakeSite) -> None:
     # 400 MiB an answer: the headroom is gone after some thirty.
     at = site(prompts_of(60), {"leak_mib": 400, "fault_starts": 1})
@@ -373,6 +396,24 @@ def test_flag_that_sglang_never_had_stays_on_the_line_as_it_was_given(tmp_path: 
     assert words[words.index("--mem-fraction-static") + 1] == "0.8"
     assert "--max-running-requests" in words, "what was left open is planned"
     assert any(line.startswith("event=planned gpu='RTX PRO 6000") for line in events)
+
+
+def test_crash_of_hours_ago_is_forgotten_and_one_of_late_is_not(tmp_path: Path) -> None:
+    cause = Cause(kind="pool_leak", stage="serving", summary="leak", evidence=())
+    launch, hour_s = launch_of(tmp_path, None), 3600.0
+    for at_s in (0.0, 7 * hour_s, 14 * hour_s):
+        assert isinstance(launch.note_end(cause, "", now_s=at_s), Again)
+        launch.note_served()
+    assert isinstance(launch.note_end(cause, "", now_s=15 * hour_s), Step)
+
+
+def test_engine_that_hangs_once_an_hour_gets_other_flags(tmp_path: Path) -> None:
+    cause = Cause(kind="watchdog", stage="serving", summary="hung", evidence=())
+    launch, answers = launch_of(tmp_path, None), []
+    for hour in range(7):
+        answers.append(type(launch.note_end(cause, "", now_s=3600.0 * hour)))
+        launch.note_served()
+    assert answers == [Again] * 6 + [Step]
 
 
 def launch_of(

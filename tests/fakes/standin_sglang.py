@@ -11,6 +11,7 @@ cost a request. STANDIN is a JSON object that tells it what to do:
     oom_above: n         out of memory once more than n requests run
     hang_after: n        no token after n answers, while the health page stays well
     die_after: n         the scheduler dies after n answers, the HTTP server lives on
+    mtp_fault_after: n   an assertion in speculative decoding fails after n answers, with MTP alone
     kill_on: text        the scheduler dies of a prompt that holds this text
     leak_mib: n          each answer costs so much, until memory runs out
     slow_s: s            each answer takes so long
@@ -325,6 +326,9 @@ def serve_faults(state: State, prompt: str, running: int) -> None:
         time.sleep(3600)
     if running > script.get("oom_above", 10**6):
         out_of_memory(state, 3.77, 0.9)
+    if state.flags.speculative_algorithm and state.answers >= script.get("mtp_fault_after", 10**9):
+        frame = 'File "/x/sglang/srt/speculative/eagle_worker_v2.py", line 1002, in verify'
+        fail(state, f"  {frame}\n    assert pt == batch.input_ids.numel()\nAssertionError")
     if script.get("kill_on", "\0") in prompt:
         scheduler_dies(state)
     first_starts = starts_so_far(state) <= script.get("fault_starts", 10**6)

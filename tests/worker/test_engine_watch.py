@@ -118,6 +118,19 @@ def test_engine_that_starts_and_finishes_no_row_is_abandoned() -> None:
     assert engine.starts == 5
 
 
+def test_embedded_engine_that_dies_again_and_again_is_abandoned_whatever_it_finished() -> None:
+    async def restarted_for_ever(at: Watched) -> None:
+        while True:
+            await started(at.watch)
+            at.watch.note_finished_row()
+            at.watch.note_interruption("its process is gone")
+
+    engine = FakeEngine()
+    with pytest.raises(EngineError, match="died too often; the last time by: its process is gone"):
+        run(restarted_for_ever(watched(engine, kind="embedded")))
+    assert engine.starts == 21
+
+
 def test_finished_row_makes_all_starts_available_again() -> None:
     async def restarted(at: Watched) -> None:
         for _ in range(4):

@@ -136,9 +136,10 @@ def test_engine_that_refuses_as_many_as_it_runs_is_left_alone_for_as_long_as_it_
 
 def test_starts_with_other_launch_flags_count_anew() -> None:
     starts = Starts()
-    assert [starts.note_start(plan) for plan in (None, None, "a", "a", "b")] == [1, 2, 1, 2, 1]
+    plans = (None, None, "a", "a", "b")
+    assert [starts.note_start(plan, now_s=0.0) for plan in plans] == [1, 2, 1, 2, 1]
     starts.reset()
-    assert starts.note_start("b") == 1
+    assert starts.note_start("b", now_s=0.0) == 1
 
 
 @pytest.mark.parametrize(

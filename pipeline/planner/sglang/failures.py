@@ -17,6 +17,8 @@ from pipeline.planner.sglang.wordings import (
     DEATHS,
     HARMLESS,
     OOM,
+    SPECULATION_FRAME,
+    STATE_FRAME,
     SYMPTOM,
     CauseKind,
     LaunchStage,
@@ -33,6 +35,9 @@ _MOST_QUOTED_CHARACTERS = 140
 _MOST_LINES_READ_BACK = 6000
 # assumed: what other ranks print in the second or two before they fail too
 _LINES_OF_OTHER_RANKS = 120
+_TRACEBACK = "Traceback (most recent call last)"
+# assumed: a frame is a line or two with its source, and a scheduler's stack 100 deep at most
+_MOST_FRAME_LINES = 400
 # assumed: display and monitoring processes use less on a server's card
 _OTHERS_MEMORY_GIB = 1.0
 # SGLang itself calls ranks unbalanced below 0.9; contexts and communicators use up to 0.04.
@@ -72,6 +77,10 @@ _WORDS: dict[CauseKind, str] = {
     "state_pool": "the memory fraction leaves too few state slots",
     "graph_capture": "memory ran out while CUDA graphs were captured",
     "runtime": "the card's memory ran out while serving",
+    "tokens_ran_out": "the KV pool had no room for the tokens of a batch",
+    "pool_leak": "SGLang lost track of the slots of its pools",
+    "speculation": "SGLang crashed inside speculative decoding",
+    "state_path": "SGLang crashed inside linear attention",
     "unbalanced": "another process uses memory of the card",
     "kernel": "CUDA, the driver or a kernel does not support this card",
     "gpu_fault": "the GPU or a kernel on it failed",
@@ -235,7 +244,12 @@ def _next_stage(text: str, stage: LaunchStage, loads: dict[str, int], rank: str)
 def _refined(
     kind: CauseKind, stage: LaunchStage, oom: OomFigures | None, lines: list[str], at: int
 ) -> CauseKind:
-    """Attribute an out-of-memory error to the stage that allocated, or to other processes."""
+    """Attribute a failure by what is near it: the stage, other processes, or the traceback."""
+    if kind == "flag" and stage == "serving" and not _is_of_parser(lines[at]):
+        # Flags are checked before an engine serves; its assertions may have the same words.
+        kind = "unknown"
+    if kind == "unknown":
+        return _path_of_exception(lines, at)
     if kind == "graph_capture" and oom is None:
         kind = _inside_capture(lines[at : at + 12])
     if kind not in ("runtime", "graph_capture", "pool", "state_pool"):
@@ -252,6 +266,22 @@ def _refined(
         "capture": "graph_capture",
     }
     return by_stage.get(stage, "runtime")
+
+
+def _is_of_parser(line: str) -> bool:
+    return _refused_flag(line) is not None
+
+
+def _path_of_exception(lines: list[str], at: int) -> CauseKind:
+    """Return the part of the scheduler that raised: the innermost frame that is of one."""
+    for line in reversed(lines[max(0, at - _MOST_FRAME_LINES) : at]):
+        if _TRACEBACK in line:
+            break
+        if STATE_FRAME.search(line):
+            return "state_path"
+        if SPECULATION_FRAME.search(line):
+            return "speculation"
+    return "unknown"
 
 
 def _inside_capture(lines: list[str]) -> CauseKind:

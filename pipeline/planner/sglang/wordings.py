@@ -14,6 +14,10 @@ CauseKind = Literal[
     "state_pool",
     "graph_capture",
     "runtime",
+    "tokens_ran_out",  # the scheduler crashed: no room for the tokens of its own batch,
+    "pool_leak",  # a pool's books do not balance,
+    "speculation",  # or an exception inside speculative decoding
+    "state_path",  # or inside linear attention and its states
     "unbalanced",  # another process uses memory of the card
     "kernel",  # CUDA, driver or kernels do not support the card
     "gpu_fault",  # the card itself: ECC, Xid, illegal access
@@ -76,7 +80,46 @@ SYMPTOM = re.compile(
         )
     )
 )
+# Frames of a scheduler's traceback, SGLang 0.5.14 to 0.5.23
+SPECULATION_FRAME = re.compile(r'File "[^"]*/sglang/srt/[^"]*(?:speculative/|eagle|draft)')
+STATE_FRAME = re.compile(
+    r'File "[^"]*/sglang/srt/(?!models/)[^"]*'
+    r"(?:mamba|/fla/|attention/linear/|linear_attn|linear_attention|gdn|kda)"
+)
 _CAUSE_ROWS: tuple[tuple[CauseKind, tuple[str, ...]], ...] = (
+    # Before the rows of flags and of the start, whose words some of these contain.
+    # srt/mem_cache: allocation.py (0.5.14: common.py), memory_pool.py, mamba_radix_cache.py and
+    # unified_cache/components/mamba.py; srt/managers/hisparse_coordinator.py. The third is of
+    # 0.4.6; where it was, 0.5.14 ends the one request.
+    (
+        "tokens_ran_out",
+        (
+            r"(?:Prefill|Decode) out of memory\.",
+            r"\bOut of memory\. (?:Try to lower your batch size|Please set a smaller number)",
+            r"No space left for only one request",
+            r"alloc_req_slots runs out of memory",
+            r"Not enough space for mamba",
+            r"Can ?not alloc (?:int8 )?mamba",
+            r"HiSparse .*(?:failed to allocate|returned None)",
+            r"exceeds? the (?:sharded assembly scratch|scratch (?:chunk|prefix) capacity)",
+            r"cannot fit the sharded assembly scratch",
+        ),
+    ),
+    # Books of the pools: srt/managers/scheduler_components/invariant_checker.py (0.4.6:
+    # scheduler.py), srt/mem_cache/{memory_pool,*radix_cache}.py, unified_cache/ and allocator/.
+    # Without the strict check a leak is a warning, which has no name of an exception before it.
+    (
+        "pool_leak",
+        (
+            r"^(?:ValueError|AssertionError|RuntimeError): .*[Mm]em(?:ory)? [Ll]eak [Dd]etected",
+            r"^(?:ValueError|AssertionError|RuntimeError): .*double[ -]free",
+            r"^AssertionError: .*(?:lock_ref|ref_counter|lru list|evict)",
+            r"^AssertionError: (?:Donated|Cached) mamba slot is -1",
+            r"^AssertionError: (?:FULL invariant broken|_compact_pending\()",
+            r"^AssertionError: .*kv_committed_len",
+            r"^RuntimeError: committed output length moved backwards",
+        ),
+    ),
     ("unbalanced", (r"(?:RuntimeError|ValueError): The memory capacity is unbalanced",)),
     (
         "state_pool",

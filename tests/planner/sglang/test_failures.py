@@ -26,7 +26,7 @@ def excerpt(name: str) -> str:
 def test_there_are_excerpts_of_every_cause() -> None:
     assert len(EXCERPTS) >= 40
     kinds = {name.partition("--")[0] for name in EXCERPTS}
-    assert len(kinds) == 20
+    assert len(kinds) == 24
 
 
 @pytest.mark.parametrize("name", EXCERPTS)
@@ -203,6 +203,27 @@ def test_soft_watchdog_is_no_failure() -> None:
     log = "[2026-11-12 03:14:00] Detokenizer watchdog timeout (self.watchdog_timeout=60, "
     assert failure_cause(log + "self.soft=True)\n", status=137).kind == "killed"
     assert failure_cause(log + "self.soft=False)\n", status=137).kind == "watchdog"
+
+
+def test_leak_that_is_only_warned_of_is_no_cause() -> None:
+    leak = "[2026-11-12 03:14:08 TP0] token_to_kv_pool_allocator memory leak detected! total=9"
+    working = excerpt("pool_leak--at-idle").partition("[2026-11-12 03:14:08")[0]
+    assert failure_cause(f"{working}{leak}\n", status=137).kind == "killed"
+
+
+def test_path_of_a_crash_is_that_of_its_innermost_frame() -> None:
+    log = excerpt("speculation--assertion")
+    model = '  File "/x/sglang/srt/models/qwen3_5.py", line 9, in forward\n'
+    last = log.index("AssertionError")
+    # The draft's own layers, and those of the target at its verification, are below these frames.
+    assert failure_cause(log[:last] + model + log[last:], status=1).kind == "speculation"
+    without = "\n".join(line for line in log.splitlines() if "speculative/" not in line)
+    assert failure_cause(without, status=1).kind == "unknown"
+
+
+def test_name_of_a_function_is_no_part_of_the_path() -> None:
+    log = excerpt("unknown--own-exception").replace("load_weights", "draft_mamba_weights")
+    assert failure_cause(log, status=1).kind == "unknown"
 
 
 def test_earlier_launches_in_the_same_log_are_over() -> None:
