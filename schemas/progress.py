@@ -84,6 +84,8 @@ class Orders:
     """True if the worker was taken for dead, so that others may have its rows."""
     drain_cause: str | None = None
     """Reason to drain the engine, whose output has turned bad."""
+    has_others: bool = False
+    """True if other engines run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

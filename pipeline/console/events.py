@@ -26,6 +26,7 @@ class EventKind:
 EVENTS: dict[str, EventKind] = {
     # -- the session
     "session": EventKind("driver", INFO, "{rows:,} rows, {done:,} of them done, in {folder}"),
+    "error_rows": EventKind("driver", WARNING, "{rows:,} published rows are error rows: {text}"),
     "reading_prompts": EventKind("driver", INFO, "Read {rows:,} prompts so far"),
     "prompts_read": EventKind("driver", INFO, "Read {rows:,} prompts, {bad_rows:,} of them bad"),
     "input_left_out": EventKind("driver", WARNING, "Not read: {text}"),

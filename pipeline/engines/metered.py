@@ -36,6 +36,10 @@ class MeteredEngine:
         return self.served.name
 
     @property
+    def where(self) -> str:
+        return self.served.where
+
+    @property
     def release(self) -> str | None:
         return self.served.release
 
@@ -70,6 +74,10 @@ class MeteredEngine:
             return outcome
         finally:
             self.meter.note_outcome(number, outcome, monotonic())
+
+    async def probe(self, request: Request | None, *, within_s: float) -> Outcome | None:
+        """Probe the engine; such requests are not metered."""
+        return await self.served.probe(request, within_s=within_s)
 
     async def is_alive(self) -> bool:
         return await self.served.is_alive()

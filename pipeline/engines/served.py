@@ -23,6 +23,7 @@ from pipeline.engines.ladder import Again, Stop
 from pipeline.engines.launch import LaunchHistory
 from pipeline.engines.server import EngineProcess, installed_release
 from pipeline.engines.startup import (
+    TRIAL,
     Address,
     StartProbe,
     first_on_this_node,
@@ -75,6 +76,12 @@ class ServedEngine:
         return self._effective_requests or self.config.engine.max_running_requests
 
     @property
+    def where(self) -> str:
+        """Address of an endpoint, or the engine's name."""
+        engine = self.config.engine
+        return engine.base_urls[self.worker_number] if engine.kind == "endpoint" else self.name
+
+    @property
     def plan(self) -> str | None:
         """Launch flags of an SGLang engine, once they are chosen."""
         return self._launch.text if self._launch is not None and self._launch.is_begun else None
@@ -113,6 +120,19 @@ class ServedEngine:
         if self._watch is not None and not isinstance(outcome, Interruption):
             self._watch.note_answer()
         return outcome
+
+    async def probe(self, request: Request | None, *, within_s: float) -> Outcome | None:
+        """Send a request, or a short one of ours. Return None when it is accepted and takes longer.
+
+        The request is cancelled then, and its answer lost.
+        """
+        sending = asyncio.create_task(self.generate(request or TRIAL))
+        try:
+            await asyncio.wait({sending}, timeout=within_s)
+            return sending.result() if sending.done() else None
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def is_alive(self) -> bool:
         """Return whether the process runs and the server answers."""

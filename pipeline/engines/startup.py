@@ -37,7 +37,7 @@ _LIFE_POLL_S = 5.0
 # peer
 _BUSY_SILENCE_FACTOR = 6.0
 
-_TRIAL = Request(
+TRIAL = Request(
     row_id="trial",
     sample_index=0,
     turn_index=0,
@@ -184,7 +184,7 @@ class StartProbe:
 
     async def _trial_outcome(self, client: "ChatClient") -> Outcome:
         """Send one request and watch the process meanwhile: it may compile kernels for long."""
-        trial = asyncio.create_task(client.generate(_TRIAL))
+        trial = asyncio.create_task(client.generate(TRIAL))
         try:
             while True:
                 done, _ = await asyncio.wait({trial}, timeout=_LIFE_POLL_S)

@@ -154,7 +154,7 @@ def turned_bad(
         for other in reports.values()
         if other.worker_id != worker_id and other.window_rows >= _MIN_ROWS_TO_COMPARE
     ]
-    for flag, limit in _limits(quality, accepted).items():
+    for flag, limit in _limits_of_engine(quality, accepted).items():
         if limit is None or _chance(own, flag, limit) >= _WINDOW_RISK:
             continue
         another_keeps_it = any(_chance(other, flag, limit) >= _FLEET_RISK for other in others)
@@ -162,6 +162,13 @@ def turned_bad(
             count = own.window_flags.get(flag, 0)
             return f"{flag} in {count} of its last {own.window_rows} rows (limit {limit:.0%})"
     return None
+
+
+def _limits_of_engine(
+    quality: QualityConfig, accepted: Mapping[str, float]
+) -> dict[str, float | None]:
+    """Return the limits of flags, and of refused rows, which count in the window too."""
+    return {ERROR_ROWS: quality.max_error_share, **_limits(quality, accepted)}
 
 
 def broken_by_all(

@@ -162,7 +162,10 @@ class Coordinator:
                 f"event=engine_drained worker={worker_id} engine={report.engine} cause={cause!r}"
             )
             return Orders(drain_cause=cause)
-        return Orders(give_back_rows=self._fleet.take_rows_to_give_back(worker_id))
+        return Orders(
+            give_back_rows=self._fleet.take_rows_to_give_back(worker_id),
+            has_others=self._fleet.has_others(worker_id),
+        )
 
     def log(self, line: str) -> None:
         """Keep a line of a worker for the driver's log."""

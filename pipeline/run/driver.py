@@ -70,6 +70,11 @@ def drive(
         f"event=session rows={session.rows_total} done={session.rows_done} "
         f"folder={prepared.plan.root}"
     )
+    if session.rows_error:
+        log(
+            f"event=error_rows rows={session.rows_error} --retry-errors generates them again; "
+            "without it they stay as they are"
+        )
     observer = Observer(
         folder=folder,
         run_id=prepared.plan.run_id,

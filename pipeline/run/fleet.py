@@ -49,6 +49,14 @@ class Fleet:
         else:
             self._with_spare_rows.discard(report.worker_id)
 
+    def has_others(self, worker_id: str) -> bool:
+        """Return whether engines of other workers run."""
+        return any(
+            report.state in ("running", "idle")
+            for other, report in self.reports.items()
+            if other != worker_id and other not in self._declared_dead
+        )
+
     def note_ended(self, worker_id: str) -> None:
         """Forget a worker that ended or died."""
         self._ready.discard(worker_id)

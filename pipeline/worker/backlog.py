@@ -130,6 +130,10 @@ class InFlight:
     def oldest(self) -> Row | None:
         return next(iter(self), None)
 
+    @property
+    def has_canary_rows(self) -> bool:
+        return any(row.is_canary for row in self)
+
     def send(self, row: Row, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._rows[task] = row

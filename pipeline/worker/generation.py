@@ -3,9 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.ports import Engine
+from pipeline.worker.refusals import Refusals
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row, add_or_retry_turn, keep_flagged_turn, row_request
 from schemas.completion import Interruption, Outcome, Refusal, Turn
@@ -23,11 +25,13 @@ class Generator:
     engine: Engine
     config: RunFile
     attempts: Attempts
+    refusals: Refusals
     language_of: LanguageOf | None
     num_requests: int = 0
     num_timeouts: int = 0
     num_refusals: int = 0
     """Requests that the server answered with an HTTP error."""
+    num_interruptions: int = 0
     completion_tokens: int = 0
 
     async def generate(self, row: Row) -> Problem | Interruption | None:
@@ -35,12 +39,15 @@ class Generator:
         while row.has_open_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
-            outcome = await self.engine.generate(row_request(row, self.config))
+            request, sent_s = row_request(row, self.config), monotonic()
+            outcome = await self.engine.generate(request)
             self._count(outcome)
             if isinstance(outcome, Interruption):
+                self.num_interruptions += 1
                 return outcome
             self.attempts.note_answer()
             if isinstance(outcome, Turn):
+                self.refusals.note_answer(request, sent_s=sent_s)
                 await self._take(row, outcome)
             elif not keep_flagged_turn(row):
                 return _problem(outcome)

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 
 from pipeline.dataset.journal import JournalKind, JournalName, JournalWriter, LeasedRow
+from pipeline.quality.canary import ERROR_ROWS
 from pipeline.worker.background import Background
 from pipeline.worker.ports import Engine, LeaseBook
 from pipeline.worker.row import Row, row_completion
-from schemas.completion import Completion, QualityFlag
+from schemas.completion import Completion
 from schemas.config.run_file import RunFile
 from schemas.manifest import Part
 from schemas.prompt import Problem
 from schemas.units import MIB
+
+REFUSED = "refused_by_engine"
 
 # A part of this size is read and written in a second; 900,000 rows of 10 KB are 140 parts.
 _FULL_BYTES = 64 * MIB
@@ -39,9 +42,13 @@ class _OpenJournal:
     leased: list[LeasedRow] = field(default_factory=list)
     """Rows in the journal's order."""
     flagged: set[int] = field(default_factory=set)
-    """Positions of rows with quality flags."""
+    """Positions of rows that a better engine might write better."""
     dropped: set[int] = field(default_factory=set)
     """Positions of rows that are not published from here."""
+
+
+def _is_bad(completion: Completion) -> bool:
+    return bool(completion.flags) or completion.error_kind == REFUSED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,8 +64,8 @@ class Publisher:
     log: Callable[[str], None]
     commit_interval_s: float | None = None
     """Least time between two commits. None: as the folder allows."""
-    window: deque[tuple[QualityFlag, ...]] = field(init=False)
-    """Flags of the last rows that ended well, without those of the canary."""
+    window: deque[tuple[str, ...]] = field(init=False)
+    """Flags of the last rows that ended well or were refused, without those of the canary."""
     _uncommitted: dict[JournalKind, list[tuple[Row, Completion]]] = field(
         default_factory=lambda: {"canary": [], "rows": []}
     )
@@ -102,8 +109,12 @@ class Publisher:
             now_s=time(),
         )
         self._uncommitted["canary" if row.is_canary else "rows"].append((row, completion))
-        if problem is None and not row.is_canary:
+        if row.is_canary:
+            return
+        if problem is None:
             self.window.append(completion.flags)
+        elif problem.kind == REFUSED:
+            self.window.append((ERROR_ROWS,))
 
     def flush_if_due(self, *, is_idle: bool, is_canary_done: bool) -> None:
         """Commit rows, and publish journals that are full, old, or the last for the moment.
@@ -135,7 +146,7 @@ class Publisher:
         await self._publish_closed()
 
     def drop_flagged(self) -> None:
-        """Forget finished rows with quality flags: they are open again when the leases are."""
+        """Forget rows with quality flags, and refused ones: they are open when the leases are."""
         self._drops_flagged = True
 
     def clear(self) -> None:
@@ -189,7 +200,7 @@ class Publisher:
             )
             journal.size_bytes += size_bytes
             start = len(journal.leased)
-            journal.flagged |= {start + n for n, one in enumerate(completions) if one.flags}
+            journal.flagged |= {start + n for n, one in enumerate(completions) if _is_bad(one)}
             journal.leased += leased
 
     def _new_journal(self, kind: JournalKind) -> _OpenJournal:

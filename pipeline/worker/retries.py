@@ -81,7 +81,7 @@ class Attempts:
 
     def note_failure(self, outcome: Interruption, *, now_s: float) -> str | None:
         """Count one. Return why the engine must be restarted, or None while it may be well."""
-        if outcome.is_engines and outcome.kind != "denial":
+        if outcome.is_engines:
             return self._note_busy(outcome, now_s)
         self.num_consecutive_failures += 1
         self._failed.append(True)

@@ -8,7 +8,6 @@ flight whenever there is work.
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -23,7 +22,9 @@ from pipeline.worker.generation import Generator
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.leasing import Leases
 from pipeline.worker.ports import Engine, LeaseBook
-from pipeline.worker.publishing import Publisher
+from pipeline.worker.publishing import REFUSED, Publisher
+from pipeline.worker.refusals import MOST_HELD, Refusals, RefusalWatch
+from pipeline.worker.reporting import Reporter
 from pipeline.worker.retries import Attempts, Suspects
 from pipeline.worker.row import Row, engine_killed, failed_row
 from schemas.completion import Interruption
@@ -57,7 +58,6 @@ class Worker:
     """Reason why the coordinator wants the engine out of the run."""
     _leasing: Background = field(default_factory=Background)
     _heartbeats: Background = field(default_factory=Background)
-    _num_interruptions: int = 0
     _attempts: Attempts = field(init=False)
     _backlog: Backlog = field(init=False)
     _in_flight: InFlight = field(init=False)
@@ -65,6 +65,9 @@ class Worker:
     _generator: Generator = field(init=False)
     _publisher: Publisher = field(init=False)
     _engine_watch: EngineWatch = field(init=False)
+    _refusals: Refusals = field(init=False)
+    _refusal_watch: RefusalWatch = field(init=False)
+    _reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
         config, engine = self.config, self.engine
@@ -83,8 +86,22 @@ class Worker:
             samples_per_prompt=config.samples_per_prompt,
             idle_poll_s=self.intervals.idle_poll_s,
         )
+        self._refusals = Refusals(most_unproven=max(MOST_HELD, config.quality.window_rows))
+        self._refusal_watch = RefusalWatch(
+            refusals=self._refusals,
+            engine=engine,
+            worker_id=self.worker_id,
+            clock=monotonic,
+            finish=self._finish,
+            wake=self._wake.set,
+            log=self.log,
+        )
         self._generator = Generator(
-            engine=engine, config=config, attempts=self._attempts, language_of=self.language_of
+            engine=engine,
+            config=config,
+            attempts=self._attempts,
+            refusals=self._refusals,
+            language_of=self.language_of,
         )
         self._publisher = Publisher(
             worker_id=self.worker_id,
@@ -106,6 +123,8 @@ class Worker:
             wake=self._wake,
             intervals=self.intervals,
         )
+        self._reporter = Reporter(self.worker_id, engine, self._backlog, self._in_flight,
+                                  self._generator, self._publisher, self._engine_watch)  # fmt: skip
 
     # -- the life of a worker
 
@@ -134,24 +153,22 @@ class Worker:
         self._backlog.wake(monotonic())
         self._send_next()
         self._lease_if_short()
+        self._refusal_watch.attend(is_idle=not (self._in_flight or self._backlog))
         self._publish_if_due()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), self.intervals.tick_s)
         self._raise_faults()
-        if self._drain_cause is not None:
-            self._leave_as_bad(self._drain_cause)
+        if (cause := self._drain_cause or self._refusal_watch.drain_cause) is not None:
+            self._leave_as_bad(cause)
         if self._engine_watch.lost_cause is not None:
             await self._recover_engine(self._engine_watch.lost_cause)
-        is_busy = self._in_flight or self._backlog.num_waiting
+        is_busy = self._in_flight or self._backlog.num_waiting or self._refusals.num_held
         self._state = "running" if is_busy else "idle"
 
     async def _wind_up(self) -> None:
         await self._in_flight.cancel_and_wait()
-        await asyncio.gather(
-            self._leasing.cancel(),
-            self._engine_watch.stop_watching(),
-            self._heartbeats.cancel(),
-        )
+        watching = (self._engine_watch.stop_watching(), self._refusal_watch.cancel())
+        await asyncio.gather(self._leasing.cancel(), *watching, self._heartbeats.cancel())
         stopping = asyncio.create_task(self.engine.stop())
         try:
             await self._publisher.flush_all()
@@ -161,16 +178,14 @@ class Worker:
                 self._state = "stopped"
 
     def _raise_faults(self) -> None:
-        self._in_flight.raise_fault()
-        self._leasing.raise_fault()
-        self._publisher.raise_fault()
-        self._engine_watch.raise_fault()
-        self._heartbeats.raise_fault()
+        watches = (self._engine_watch, self._refusal_watch)
+        for one in (self._in_flight, self._leasing, self._publisher, *watches, self._heartbeats):
+            one.raise_fault()
 
     # -- rows into the engine
 
     def _send_next(self) -> None:
-        if monotonic() < self._attempts.held_until_s:
+        if monotonic() < self._attempts.held_until_s or self._refusals.is_full:
             return
         for row in self._backlog.take_next(self._in_flight, self.engine.max_running_requests):
             self._in_flight.send(row, self._advance(row))
@@ -184,14 +199,18 @@ class Worker:
             return
         if ending is None:
             self._engine_watch.note_finished_row()
-        self._finish(row, ending)
+        if ending is not None and ending.kind == REFUSED:
+            self._refusals.hold(row, ending, now_s=monotonic())
+        else:
+            self._finish(row, ending)
 
     async def _handle_interruption(self, row: Row, outcome: Interruption) -> None:
         """Delay the row, set it aside after its last attempt, or note that the engine is lost."""
-        self._num_interruptions += 1
         self._engine_watch.note_interruption(outcome.cause)
         if outcome.is_engines:
             row.attempts_at_turn -= 1
+        if outcome.kind == "denial":
+            self._refusals.note_denial(now_s=monotonic())
         sick_cause = self._attempts.note_failure(outcome, now_s=monotonic())
         if outcome.connection_failed and not await self._engine_watch.is_alive():
             self._engine_watch.note_lost(outcome.cause)
@@ -218,12 +237,9 @@ class Worker:
     def _publish_if_due(self) -> None:
         self._publisher.flush_if_due(
             is_idle=self._leases.is_dry and not (self._in_flight or self._backlog),
-            is_canary_done=self._publisher.has_canary_rows and not self._has_canary_rows,
+            is_canary_done=self._publisher.has_canary_rows
+            and not (self._backlog.has_canary_rows or self._in_flight.has_canary_rows),
         )
-
-    @property
-    def _has_canary_rows(self) -> bool:
-        return self._backlog.has_canary_rows or any(row.is_canary for row in self._in_flight)
 
     # -- leases
 
@@ -233,6 +249,7 @@ class Worker:
             self._backlog.is_short(max_running)
             and not self._backlog.has_many_delayed(max_running)
             and now_s >= self._attempts.held_until_s
+            and not self._refusals.is_full
             and self._leases.may_ask(now_s)
             and not self._leasing.is_running
         ):
@@ -260,7 +277,8 @@ class Worker:
     def _holds_nothing(self) -> bool:
         publisher = self._publisher
         is_publishing = publisher.is_flushing or publisher.num_unflushed
-        return not (is_publishing or self._backlog or self._in_flight)
+        is_working = self._backlog or self._in_flight or self._refusals.num_held
+        return not (is_publishing or is_working)
 
     async def _drop_rows_of_lost_leases(self) -> None:
         """Drop every row and release: a lease that came meanwhile goes back with the rest."""
@@ -273,6 +291,7 @@ class Worker:
         self._in_flight.cancel()
         self._in_flight.cut_off.clear()
         self._backlog.clear()
+        self._refusals.clear()
         self._publisher.clear()
 
     # -- heartbeats
@@ -291,32 +310,11 @@ class Worker:
             await self._drop_rows_of_lost_leases()
         elif orders.give_back_rows:
             await self._leases.give_back(self._backlog.take_unstarted(orders.give_back_rows))
+        self._refusal_watch.has_others = orders.has_others
 
     def report(self) -> WorkerReport:
         """Return the heartbeat of this moment."""
-        window = self._publisher.window
-        return WorkerReport(
-            worker_id=self.worker_id,
-            state=self._state,
-            engine=self.engine.name,
-            engine_release=self.engine.release,
-            in_flight=len(self._in_flight),
-            not_started=self._backlog.num_not_started,
-            backing_off=self._backlog.num_delayed,
-            unflushed=self._publisher.num_unflushed,
-            requests=self._generator.num_requests,
-            interruptions=self._num_interruptions,
-            timeouts=self._generator.num_timeouts,
-            refusals=self._generator.num_refusals,
-            restarts=self._engine_watch.num_restarts,
-            completion_tokens=self._generator.completion_tokens,
-            last_cause=self._engine_watch.last_cause,
-            window_rows=len(window),
-            window_flags=dict(Counter(flag for flags in window for flag in flags)),
-            plan=self.engine.plan,
-            max_running_requests=self.engine.max_running_requests,
-            starved=self.engine.starved,
-        )
+        return self._reporter.report(self._state)
 
     def _supply(self) -> Supply:
         return Supply(

@@ -16,7 +16,7 @@ from pipeline.engines.served import (
     check_engine,
     endpoint_key,
 )
-from pipeline.engines.startup import _TRIAL
+from pipeline.engines.startup import TRIAL
 from pipeline.errors import ConfigError, EngineError
 from schemas.completion import Interruption, Turn
 from schemas.config.run_file import RunFile
@@ -56,7 +56,7 @@ def during(engine: ServedEngine, call: Callable[[], Awaitable[T]]) -> T:
 def test_endpoint_is_named_and_has_the_context_that_it_reports(tmp_path: Path) -> None:
     with serving(ScriptedServer()) as server:
         engine = endpoint(tmp_path, f"{server.url}/")
-        outcome = during(engine, lambda: engine.generate(_TRIAL))
+        outcome = during(engine, lambda: engine.generate(TRIAL))
     assert isinstance(outcome, Turn)
     assert (engine.name, engine.context_length, engine.release) == ("endpoint", 8192, None)
     assert (engine.plan, engine.card, engine.starved) == (None, None, None)
@@ -96,7 +96,7 @@ def test_engine_is_alive_between_its_start_and_its_stop(tmp_path: Path) -> None:
 
 
 def test_engine_that_is_not_started_interrupts_its_requests(tmp_path: Path) -> None:
-    outcome = asyncio.run(endpoint(tmp_path, "http://127.0.0.1:9/v1").generate(_TRIAL))
+    outcome = asyncio.run(endpoint(tmp_path, "http://127.0.0.1:9/v1").generate(TRIAL))
     assert isinstance(outcome, Interruption)
     assert outcome.connection_failed
 
@@ -193,10 +193,10 @@ def test_answers_are_counted_as_progress_but_interruptions_are_not(
     async def life() -> list[str | None]:
         found = [await engine.trouble(Supply(in_flight=1))]
         client.outcome = "an answer"
-        await engine.generate(_TRIAL)
+        await engine.generate(TRIAL)
         found.append(await engine.trouble(Supply(in_flight=1)))
         client.outcome = Interruption(cause="connection", connection_failed=True)
-        await engine.generate(_TRIAL)
+        await engine.generate(TRIAL)
         return [*found, await engine.trouble(Supply(in_flight=1))]
 
     first, answered, hung = asyncio.run(life())

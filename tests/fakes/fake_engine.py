@@ -8,6 +8,7 @@ from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Turn
 from schemas.progress import Supply
 from schemas.prompt import Message, Request
+from tests.fakes.example_completion import SAMPLING
 
 
 def echo(request: Request) -> Outcome:
@@ -27,6 +28,15 @@ def echo(request: Request) -> Outcome:
     )
 
 
+PROBE = Request(
+    row_id="probe",
+    sample_index=0,
+    turn_index=0,
+    messages=(Message(role="user", content="probe"),),
+    sampling=SAMPLING,
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
     """Answer each request by `script`; die after `dies_after` requests, until started again."""
@@ -35,6 +45,7 @@ class FakeEngine:
     max_running_requests: int = 4
     context_length: int | None = None
     name: str = "fake"
+    where: str = "http://fake/v1"
     release: str | None = "fake 1"
     dies_after: int | None = None
     starts_that_fail: int = 0
@@ -43,6 +54,7 @@ class FakeEngine:
     hangs: str | None = None
     """Trouble that the engine's metrics show, until the next start."""
     requests: list[Request] = field(default_factory=list)
+    probes: list[Request | None] = field(default_factory=list)
     in_flight: int = 0
     peak_in_flight: int = 0
     starts: int = 0
@@ -71,6 +83,13 @@ class FakeEngine:
             return self.script(request)
         finally:
             self.in_flight -= 1
+
+    async def probe(self, request: Request | None, *, within_s: float) -> Outcome | None:
+        """Answer as any request, but outside the counts; our own short one is PROBE."""
+        self.probes.append(request)
+        if not self.alive:
+            return Interruption(cause="connection: refused", connection_failed=True)
+        return self.script(request or PROBE)
 
     async def is_alive(self) -> bool:
         return self.alive

@@ -215,7 +215,7 @@ def test_row_that_uses_up_its_budget_is_listed_and_tried_again(
 ) -> None:
     def down_for_seven(request: dict[str, Any], number: int) -> Reply:
         if last_text(request) == "question 7?":
-            return Reply(status=503, body=b'{"error": {"message": "queue is full"}}')
+            return Reply(status=500, body=b'{"error": {"message": "no tokenizer"}}')
         if last_text(request) == "question 8?":
             return Reply(status=400, body=b'{"error": {"message": "template refuses"}}')
         return answer(request, number)
@@ -230,14 +230,16 @@ def test_row_that_uses_up_its_budget_is_listed_and_tried_again(
         )
         result = run.finish()
         assert result.code == 3, result.err
-        assert "failed     q00007: HTTP 503: queue is full" in result.out
+        assert "failed     q00007: HTTP 500: no tokenizer" in result.out
         assert sum(last_text(request) == "question 7?" for request in server.requests) == 3
         status = run.status()
         assert (status["rows_done"], status["rows_failed"], status["rows_error"]) == (19, 1, 1)
-        assert status["failed"][0]["cause"] == "HTTP 503: queue is full"
+        assert status["failed"][0]["cause"] == "HTTP 500: no tokenizer"
         server.script = answer
         server.requests.clear()
-        assert run.finish().code == 3
+        again = run.finish()
+        assert again.code == 3
+        assert "event=error_rows rows=1 --retry-errors generates them again" in again.err
         # The failed row is tried again; the error row is not, unless that is asked for.
         assert [last_text(request) for request in server.requests] == ["question 7?"]
         assert run.finish("--retry-errors").code == 0

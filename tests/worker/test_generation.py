@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 from pipeline.worker.generation import Generator
+from pipeline.worker.refusals import Refusals
 from pipeline.worker.retries import Attempts
 from pipeline.worker.row import Row, row_completion
 from schemas.completion import Completion, Interruption, Outcome, Refusal, Turn
@@ -35,7 +36,13 @@ def generator_of(engine: FakeEngine, flag: str = "empty_answer") -> Generator:
     )
     engine.alive = True
     attempts = Attempts(retry=config.retry, max_consecutive_failures=9, outage_patience_s=60.0)
-    return Generator(engine=engine, config=config, attempts=attempts, language_of=None)
+    return Generator(
+        engine=engine,
+        config=config,
+        attempts=attempts,
+        refusals=Refusals(most_unproven=9),
+        language_of=None,
+    )
 
 
 def a_row(*, turns: int = 1) -> Row:

@@ -125,13 +125,88 @@ def test_prompt_over_the_context_becomes_an_error_row(desk: MakeDesk) -> None:
 
 
 def test_refused_row_becomes_an_error_row_and_is_not_asked_again(desk: MakeDesk) -> None:
-    at = desk(
-        prompts_of(1),
-        FakeEngine(script=lambda _: Refusal(kind="refused_by_engine", text="HTTP 400: no")),
-    )
+    at = desk(prompts_of(9), FakeEngine(script=refusing("question 0.0")))
     at.run()
-    assert len(at.engine.requests) == 1
+    each_once(at.book, 9)
+    assert len(at.engine.requests) == 9
     assert published_rows(at.book)["q000"]["error_text"] == "HTTP 400: no"
+    assert at.worker.report().window_flags == {"error_rows": 1}
+
+
+def refusing(*texts: str) -> Callable[[Request], Outcome]:
+    """Refuse requests that end in one of these texts, or all if there are none."""
+
+    def answer(request: Request) -> Outcome:
+        if not texts or request.messages[-1].content in texts:
+            return Refusal(kind="refused_by_engine", text="HTTP 400: no")
+        return echo(request)
+
+    return answer
+
+
+def test_last_row_that_is_refused_is_an_error_row_if_the_engine_accepts_a_probe(
+    desk: MakeDesk,
+) -> None:
+    at = desk(prompts_of(1), FakeEngine(script=refusing("question 0.0")))
+    at.run()
+    assert published_rows(at.book)["q000"]["error_text"] == "HTTP 400: no"
+    assert at.engine.probes == [None]
+
+
+@pytest.mark.parametrize("num_answers", [0, 30])
+def test_engine_that_begins_to_refuse_everything_makes_no_error_rows(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, num_answers: int
+) -> None:
+    monkeypatch.setattr("pipeline.worker.refusals._PROBE_AFTER_S", 0.02)
+
+    answers = iter(range(num_answers))
+
+    def turned(request: Request) -> Outcome:
+        return refusing()(request) if next(answers, None) is None else echo(request)
+
+    at = desk(prompts_of(400), FakeEngine(script=turned))
+    with pytest.raises(EngineError, match=r"drained: http://fake/v1: it refuses every request"):
+        at.run()
+    rows = published_rows(at.book)
+    assert len(rows) == num_answers
+    assert all(row["status"] == "ok" for row in rows.values())
+    # The probe is a request that was answered before; twenty refusals are enough to begin with.
+    assert {probe is None for probe in at.engine.probes} == {num_answers == 0}
+    assert len(at.engine.requests) <= num_answers + 20 + 4
+    assert "event=engine_drained worker=w0 engine=http://fake/v1" in at.lines[-1]
+    assert "HTTP 400: no" in at.lines[-1]
+
+
+def test_engine_that_denies_everything_leaves_and_uses_up_no_attempts(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.worker.refusals._PROBE_AFTER_S", 0.02)
+    denial = Interruption(cause="HTTP 401: bad key", kind="denial", is_engines=True)
+    at = desk(prompts_of(40), FakeEngine(script=lambda request: denial))
+    with pytest.raises(EngineError, match="HTTP 401: bad key; mend the server"):
+        at.run()
+    assert not at.book.failed
+    assert not at.book.parts
+
+
+def test_rows_of_an_engine_that_refuses_all_are_done_by_its_neighbour(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.worker.refusals._PROBE_AFTER_S", 0.02)
+    prompts = prompts_of(200)
+    at = desk(prompts, FakeEngine(script=refusing()))
+    good = worker_at(
+        at.book, frozen(at.book.folder, prompts), FakeEngine(), at.worker.config, worker_id="w1"
+    )
+
+    async def both() -> tuple[BaseException | None, BaseException | None]:
+        return await asyncio.gather(at.worker.run(), good.run(), return_exceptions=True)
+
+    bad_end, good_end = asyncio.run(both())
+    assert isinstance(bad_end, EngineError)
+    assert good_end is None
+    each_once(at.book, 200)
+    assert all(row["status"] == "ok" for row in published_rows(at.book).values())
 
 
 def test_interrupted_row_is_asked_again_from_the_turn_where_it_was(desk: MakeDesk) -> None:
