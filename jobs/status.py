@@ -124,7 +124,9 @@ def _line(status: RunStatus, now_s: float) -> str:
         f"rate='{_rate(status.tokens_per_s)}' time_left='{duration(status.eta_s)}' "
         f"published='{_ago(status.last_publish_s, now_s)}' "
         f"engines={sum(w.state in ('running', 'idle') for w in workers)}/{len(workers)} "
-        f"in_flight={sum(w.in_flight for w in workers)} restarts={sum(w.restarts for w in workers)}"
+        f"in_flight={sum(w.in_flight for w in workers)} "
+        f"restarts={sum(w.restarts for w in workers)} "
+        f"timeouts={sum(w.timeouts for w in workers)}"
     )
 
 
@@ -178,7 +180,8 @@ def _worker_line(worker: WorkerReport) -> str:
     return (
         f"worker     {worker.worker_id} {worker.state}{where}{gpus}: {worker.in_flight} in flight, "
         f"{worker.not_started} waiting, {worker.backing_off} backing off, "
-        f"{worker.restarts} restarts ({worker.engine_release or worker.engine})"
+        f"{worker.restarts} restarts, {worker.timeouts} of {worker.requests} requests timed out "
+        f"({worker.engine_release or worker.engine})"
     )
 
 

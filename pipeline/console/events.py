@@ -64,6 +64,12 @@ EVENTS: dict[str, EventKind] = {
     # -- a worker
     "engine_ready": EventKind("worker", INFO, "{worker}: {engine} is ready (release {release})"),
     "engine_failed": EventKind("worker", ERROR, "{worker}: the engine did not start: {cause}"),
+    "mostly_timeouts": EventKind(
+        "engine",
+        WARNING,
+        "{worker}: more requests time out ({timeouts:,}) than are answered ({answers:,}); they may "
+        "now take {deadline_s:,} s",
+    ),
     "waiting_for_engines": EventKind(
         "worker", WARNING, "{worker} waits for its server, {waited_s:,.0f} s so far: {cause}"
     ),

@@ -16,8 +16,8 @@ from time import monotonic
 
 import orjson
 
-from pipeline.engines.body import request_body
 from pipeline.engines.wire.answers import outcome_of
+from pipeline.engines.wire.body import request_body
 from pipeline.engines.wire.pages import context_length, text_of_page
 from pipeline.engines.wire.transport import Transport, UnreachableError, WireError
 from pipeline.models.thinking import THINK, row_template_kwargs

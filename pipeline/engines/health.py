@@ -1,11 +1,12 @@
-"""Judge from metrics over time whether an engine that runs also works. Pure.
+"""Judge over time whether an engine that runs also works, and how long its answers take. Pure.
 
-An engine is hung when it has requests and no token counter moves; its health page does not show
-that. It starves when it runs far fewer requests than it has room for; the metrics show what it is
-short of.
+An engine is hung when it has requests and nothing moves: no token counter of SGLang, no CPU counter
+of an engine of ours, no answer of a server elsewhere. Its health page does not show that. It
+starves when it runs far fewer requests than it has room for; the metrics show what it is short of.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
@@ -14,6 +15,19 @@ _STARVED_FRACTION = 0.5
 _FULL_FRACTION = 0.9
 # assumed: long enough for a queue to fill after a start or a lease
 _STARVED_AFTER_S = 120.0
+# A server without counters is not hung before it is silent for so many of its longest answers.
+_LONGEST_ANSWERS = 2.0
+# assumed: time for a short answer under load, beside the tokens' own
+_DEADLINE_BASE_S = 60.0
+# Answers whose rates count, and the least tokens of one: shorter ones show the queue.
+_RATES_KEPT = 64
+_LEAST_TOKENS = 16
+# assumed: one request in ten is slower than the deadline is made for, by less than half
+_SLOW_SHARE = 0.1
+_SLOWER_YET = 0.5
+# Bounds what a hung server and a queue can make of the deadline
+_MOST_GROWTH = 16.0
+_LEAST_LATE_TO_REPORT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +66,53 @@ class StartWatch:
 
 
 @dataclass(slots=True, kw_only=True)
+class Deadline:
+    """Time limit of one request, from the rate that the engine shows."""
+
+    base_s: float
+    most_tokens: int
+    is_fixed: bool = False
+    """The run file gives the limit itself."""
+    num_kept: int = 0
+    num_late: int = 0
+    """Requests that ran into the limit."""
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
+    _growth: float = 1.0
+    _reported_late: int = 0
+
+    @property
+    def seconds(self) -> float:
+        if self.is_fixed:
+            return self.base_s
+        longest_s = self.base_s * _MOST_GROWTH
+        by_rate_s = 0.0
+        if self._rates:
+            slow = sorted(self._rates)[int(len(self._rates) * _SLOW_SHARE)]
+            by_rate_s = _DEADLINE_BASE_S + self.most_tokens / (slow * _SLOWER_YET)
+        return min(longest_s, max(self.base_s * self._growth, by_rate_s))
+
+    def note_answer(self, tokens: int | None, duration_s: float) -> None:
+        self.num_kept += 1
+        if tokens is not None and tokens >= _LEAST_TOKENS and duration_s > 0:
+            self._rates.append(tokens / duration_s)
+
+    def note_late(self, limit_s: float) -> None:
+        """Note a request that ran into this limit; the next ones have twice as long."""
+        self.num_late += 1
+        if limit_s >= self.base_s * self._growth:
+            # Others that were sent with it may be late too, and count once.
+            self._growth = min(_MOST_GROWTH, 2 * limit_s / self.base_s)
+
+    def take_report(self) -> str | None:
+        """Return, once per doubling, that more requests are thrown away than kept."""
+        least = max(_LEAST_LATE_TO_REPORT, 2 * self._reported_late)
+        if self.num_late < least or self.num_late <= self.num_kept:
+            return None
+        self._reported_late = self.num_late
+        return f"timeouts={self.num_late} answers={self.num_kept} deadline_s={self.seconds:.0f}"
+
+
+@dataclass(slots=True, kw_only=True)
 class Watch:
     """Health of an engine from its first answer to its end, from readings in order of time."""
 
@@ -62,6 +123,7 @@ class Watch:
     """Evidence that the engine hung at the last reading, or None."""
     shortage: str | None = None
     """Shortage of a starving engine, for as long as it starves."""
+    longest_answer_s: float = 0.0
     _progress: tuple[float, ...] = ()
     _answers_before: int = 0
     _moved_s: float | None = None
@@ -69,16 +131,29 @@ class Watch:
     _retracted: float = 0.0
     _reported_kind: str | None = None
 
-    def note_answer(self) -> None:
+    def note_answer(self, duration_s: float = 0.0) -> None:
         self.num_answers += 1
+        self.longest_answer_s = max(self.longest_answer_s, duration_s)
 
-    def observe_hang(self, *, now_s: float, load: EngineLoad | None, in_flight: int) -> None:
+    def note_life(self, now_s: float) -> None:
+        """Note another sign of life than an answer."""
+        self._moved_s, self.hang = now_s, None
+
+    def observe_hang(
+        self,
+        *,
+        now_s: float,
+        load: EngineLoad | None,
+        in_flight: int,
+        cpu_ticks: int | None = None,
+    ) -> None:
         """Note progress, and set `hang` when there was none for too long.
 
-        `load` is None where the metrics page does not answer. Answers count as progress whatever
-        the metrics say.
+        `load` is None where the metrics page does not answer; `cpu_ticks` are those of an engine
+        without one. Answers count as progress whatever the metrics say.
         """
         progress = load.progress if load else self._progress
+        progress = progress if cpu_ticks is None else (cpu_ticks,)
         has_moved = progress != self._progress or self.num_answers != self._answers_before
         if has_moved or not in_flight or self._moved_s is None:
             self._moved_s = now_s
@@ -93,6 +168,15 @@ class Watch:
         self.hang = (
             f"hung: no token for {silent_s:.0f} s with {in_flight} requests in flight ({state})"
         )
+
+    def observe_silence(self, *, now_s: float, in_flight: int) -> None:
+        """Set `hang` for a server without counters that has answered nothing for too long."""
+        self.observe_hang(now_s=now_s, load=None, in_flight=in_flight)
+        silent_s = now_s - (now_s if self._moved_s is None else self._moved_s)
+        if silent_s < _LONGEST_ANSWERS * self.longest_answer_s:
+            self.hang = None
+        if self.hang is not None:
+            self.hang = f"hung: no answer for {silent_s:.0f} s with {in_flight} requests in flight"
 
     def observe_starvation(
         self, *, now_s: float, load: EngineLoad | None, supply: Supply, cap: int

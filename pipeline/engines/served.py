@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from pipeline.engines.startup import (
     start_embedded,
     start_sglang,
 )
+from pipeline.engines.vitals import Vitals, vitals_of
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
 from pipeline.models.thinking import facts_by_name
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
@@ -64,11 +65,13 @@ class ServedEngine:
     """Longest prompts by number of turns, which the context has to hold; None if unknown."""
     _launch: LaunchHistory | None = None
     _effective_requests: int | None = None
-    _watch: Watch | None = None
-    """Set while an SGLang engine is up."""
     _process: EngineProcess | None = None
     _client: "ChatClient | None" = None
     _counter: TokenCounter | None = None
+    _vitals: Vitals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._vitals = vitals_of(self.config, self.worker_number, self.log)
 
     @property
     def max_running_requests(self) -> int:
@@ -89,7 +92,7 @@ class ServedEngine:
     @property
     def starved(self) -> str | None:
         """Shortage of an engine that runs far fewer requests than it could."""
-        return self._watch.shortage if self._watch is not None else None
+        return self._vitals.watch.shortage if self._vitals.watch is not None else None
 
     @property
     def card(self) -> str | None:
@@ -116,10 +119,7 @@ class ServedEngine:
         """Send one request; an engine that is not started interrupts it."""
         if self._client is None:
             return Interruption(cause="the engine is not started", connection_failed=True)
-        outcome = await self._client.generate(request)
-        if self._watch is not None and not isinstance(outcome, Interruption):
-            self._watch.note_answer()
-        return outcome
+        return await self._vitals.send(self._client, request)
 
     async def probe(self, request: Request | None, *, within_s: float) -> Outcome | None:
         """Send a request, or a short one of ours. Return None when it is accepted and takes longer.
@@ -138,6 +138,8 @@ class ServedEngine:
         """Return whether the process runs and the server answers."""
         if self._client is None or (self._process is not None and not self._process.is_running):
             return False
+        if self._vitals.is_hung:
+            return False
         try:
             await self._client.context_length()
         except EngineError:
@@ -151,12 +153,25 @@ class ServedEngine:
         return await self._client.page("/metrics")
 
     async def trouble(self, supply: Supply) -> str | None:
-        """Return why an SGLang engine that seems to run must be restarted, or None."""
-        watch, client = self._watch, self._client
+        """Return why an engine that seems to run must be restarted, or None."""
+        watch, client = self._vitals.watch, self._client
         if watch is None or client is None:
             return None
         if self._process is not None and not self._process.is_running:
             return "its process is gone"
+        match self.config.engine.kind:
+            case "endpoint":
+                return await self._vitals.silence(supply)
+            case "embedded":
+                assert self._process is not None
+                ticks = self._process.activity().cpu_ticks
+                return self._vitals.standstill(supply, cpu_ticks=ticks)
+            case "sglang":
+                return await self._trouble_of_sglang(watch, client, supply)
+
+    async def _trouble_of_sglang(
+        self, watch: Watch, client: "ChatClient", supply: Supply
+    ) -> str | None:
         page = await client.page("/metrics")
         load, now_s = engine_load(page) if page else None, monotonic()
         watch.observe_hang(now_s=now_s, load=load, in_flight=supply.in_flight)
@@ -183,7 +198,7 @@ class ServedEngine:
 
     async def stop(self) -> None:
         """Close the client and end the process."""
-        self._watch = None
+        await self._vitals.end()
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -197,7 +212,13 @@ class ServedEngine:
         self.name = "endpoint"
         url = self.config.engine.base_urls[self.worker_number].rstrip("/")
         self._client = self._new_client(Address(base_url=url, api_key=endpoint_key(self.config)))
-        await self._read_server(self._new_probe(), self._client)
+        probe = self._new_probe()
+        await self._read_server(probe, self._client)
+        if self._vitals.is_hung:
+            # Its pages answer all the while.
+            await probe.first_turn(self._client)
+            self._vitals.is_hung = False
+        self._vitals.begin(self._client)
 
     async def _start_embedded(self) -> None:
         self.name, self.release = "llama.cpp", embedded.release()
@@ -209,6 +230,7 @@ class ServedEngine:
         probe = self._new_probe()
         await self._read_server(probe, self._client)
         await probe.first_turn(self._client)
+        self._vitals.begin(self._client)
 
     async def _read_server(self, probe: StartProbe, client: "ChatClient") -> None:
         from pipeline.engines.wire.pages import server_release
@@ -225,10 +247,10 @@ class ServedEngine:
     async def _start_sglang(self) -> None:
         """Start SGLang; after a failure follow the ladder until it runs or nothing is left."""
         launch = self._launch = self._launch or self._new_launch()
-        if self._watch is not None:
-            if self._watch.num_answers:
+        if self._vitals.watch is not None:
+            if self._vitals.watch.num_answers:
                 launch.note_served()
-            await self._follow_failure(launch, self._watch.hang)
+            await self._follow_failure(launch, self._vitals.watch.hang)
         await self.stop()
         if not launch.is_begun:
             await self._begin(launch)
@@ -282,7 +304,7 @@ class ServedEngine:
         text = await asyncio.to_thread(process.log_text)
         effective = launch.note_up(text, _mapping(page))
         self._effective_requests = min(effective, raise_file_limit())
-        self._watch = Watch(hang_timeout_s=self.config.engine.hang_timeout_s)
+        self._vitals.begin(client)
 
     async def _follow_failure(self, launch: LaunchHistory, symptom: str | None) -> None:
         """End the engine and do what the ladder says. Raises EngineGivenUpError at its end."""

@@ -19,7 +19,7 @@ from pipeline.engines import embedded
 from pipeline.engines.health import StartWatch
 from pipeline.engines.server import EngineProcess, free_port, node_lock
 from pipeline.errors import EngineError
-from schemas.completion import Outcome, Refusal, Turn
+from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config.engine import EngineConfig
 from schemas.config.run_file import RunFile
 from schemas.prompt import Message, Request, SamplingParams
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # days, so SGLang's silence is timed and not its start.
 _READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
 _READY_POLL_S = 0.1
+# A server that is overloaded is not asked more often.
+_TRIAL_POLL_S = {"embedded": 0.1, "endpoint": 1.0, "sglang": 0.1}
 _NODE_POLL_S = 0.5
 _LIFE_POLL_S = 5.0
 # assumed: a compiler may use the CPU for an hour without a line, as do ranks that wait for a lost
@@ -180,7 +182,7 @@ class StartProbe:
             if isinstance(outcome, Refusal):
                 raise EngineError(f"the engine refuses a trial request: {outcome.text}")
             self.check(outcome.cause)
-            await asyncio.sleep(_READY_POLL_S)
+            await asyncio.sleep(min(_TRIAL_POLL_S[self.config.kind], self._timeout_s))
 
     async def _trial_outcome(self, client: "ChatClient") -> Outcome:
         """Send one request and watch the process meanwhile: it may compile kernels for long."""
@@ -195,13 +197,16 @@ class StartProbe:
             trial.cancel()
             await asyncio.gather(trial, return_exceptions=True)
 
+    @property
+    def _timeout_s(self) -> float:
+        return self.config.ready_timeout_s or _READY_TIMEOUT_S[self.config.kind]
+
     def check(self, last_error: str) -> None:
         """Raise EngineError when the process has ended, is late, or shows no sign of life."""
         if self.process is not None and not self.process.is_running:
             raise EngineError(self.process.how_it_ended())
-        timeout_s = self.config.ready_timeout_s or _READY_TIMEOUT_S[self.config.kind]
-        if monotonic() - self._began_s > timeout_s:
-            raise EngineError(f"not ready within {timeout_s:.0f} s: {last_error}")
+        if monotonic() - self._began_s > self._timeout_s:
+            raise EngineError(f"not ready within {self._timeout_s:.0f} s: {last_error}")
         if self.process is not None and self.config.kind == "sglang":
             self._check_life(self.process, last_error)
 
@@ -213,6 +218,32 @@ class StartProbe:
         silence_s = self._watch.silence(process.activity(), now_s)
         if silence_s is not None:
             raise EngineError(f"no sign of life for {silence_s:.0f} s at its start: {last_error}")
+
+
+# --- while it serves ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Trial:
+    """A short request that tells an engine that is slow from one that hangs. One at a time."""
+
+    _client: "ChatClient"
+    _sent: "asyncio.Task[Outcome] | None" = None
+
+    async def is_answered(self, within_s: float) -> bool:
+        """Return whether the server says anything to it in time, be it that it is busy."""
+        if self._sent is None or self._sent.done():
+            self._sent = asyncio.create_task(self._client.generate(TRIAL))
+        await asyncio.wait({self._sent}, timeout=within_s)
+        if not self._sent.done():
+            return False
+        outcome = self._sent.result()
+        return not (isinstance(outcome, Interruption) and outcome.connection_failed)
+
+    async def cancel(self) -> None:
+        if self._sent is not None:
+            self._sent.cancel()
+            await asyncio.gather(self._sent, return_exceptions=True)
 
 
 def _text_if_written(file: Path) -> str | None:

@@ -38,16 +38,19 @@ class EngineConfig(Section):
     return_token_ids: bool = True
     """Request the engine's token ids. Turn off for a server that refuses unknown fields."""
     request_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`."""
+    """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`, and
+    longer, up to 16 times, for an engine that shows a slower rate."""
     min_tokens_per_s: Annotated[float, Field(gt=0)] = 4.0
-    """Slowest generation of one request, for `request_timeout_s`."""
+    """Slowest generation of one request, for `request_timeout_s`, until the engine's own rate is
+    known."""
     ready_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Time limit for the first good answer. Null: 120 s embedded, 20 s endpoint; sglang: no limit
     while the start makes progress."""
     start_silence_s: Annotated[float, Field(gt=0)] = 600.0
     """sglang: a start times out after this long without a change in log, CPU or disk counters."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """sglang: an engine with requests but no new token for this long is hung."""
+    """An engine with requests is hung if for this long it has made no token (sglang), used no CPU
+    (embedded), or answered nothing, not even a short request (endpoint)."""
     outage_patience_s: Annotated[float, Field(gt=0)] = 21_600.0
     """Longest wait for an engine that is busy or away: an endpoint that does not answer, or any
     engine that answers 429 or 503. Its rows go to others meanwhile."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.engines.health import Activity, StartWatch, Watch
+from pipeline.engines.health import Activity, Deadline, StartWatch, Watch
 from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
 
@@ -53,6 +53,94 @@ def test_idle_engine_is_not_hung() -> None:
     still = reading(tokens=7.0, running=0.0)
     watch = Watch(hang_timeout_s=60)
     assert watched(watch, (0, still, 0, 3), (9000, still, 0, 3), (9030, still, 1, 3)) == [None] * 3
+
+
+def test_engine_of_ours_without_metrics_is_hung_when_its_cpu_stands_still() -> None:
+    watch = Watch(hang_timeout_s=60)
+    hangs = []
+    for now_s, ticks in ((0, 5), (50, 6), (109, 6), (110, 6), (120, 7)):
+        watch.observe_hang(now_s=now_s, load=None, in_flight=2, cpu_ticks=ticks)
+        hangs.append(watch.hang is not None)
+    assert hangs == [False, False, False, True, False]
+
+
+def test_server_without_counters_is_silent_after_the_timeout_or_twice_its_longest_answer() -> None:
+    def silence(at_s: float, longest_s: float) -> str | None:
+        watch = Watch(hang_timeout_s=60)
+        watch.observe_silence(now_s=0.0, in_flight=3)
+        watch.note_answer(longest_s)
+        watch.observe_silence(now_s=1.0, in_flight=3)
+        watch.observe_silence(now_s=1.0 + at_s, in_flight=3)
+        return watch.hang
+
+    assert silence(59.0, 10.0) is None
+    assert silence(60.0, 10.0) == "hung: no answer for 60 s with 3 requests in flight"
+    assert silence(199.0, 100.0) is None
+    assert silence(200.0, 100.0) is not None
+
+
+def test_sign_of_life_begins_the_silence_anew() -> None:
+    watch = Watch(hang_timeout_s=60)
+    watch.observe_silence(now_s=0.0, in_flight=3)
+    watch.note_life(50.0)
+    watch.observe_silence(now_s=109.0, in_flight=3)
+    assert watch.hang is None
+
+
+# -- deadlines
+
+
+def test_deadline_follows_the_rate_of_an_engine_that_is_slower_than_assumed() -> None:
+    # 60 s, and 1,000 tokens at 4 tokens/s.
+    deadline = Deadline(base_s=310.0, most_tokens=1000)
+    deadline.note_answer(100, 10.0)
+    assert deadline.seconds == 310.0, "10 tokens/s need less"
+    # 1 token/s: 1,000 tokens at half of it.
+    slow = Deadline(base_s=310.0, most_tokens=1000)
+    slow.note_answer(100, 100.0)
+    assert slow.seconds == 60 + 1000 / 0.5
+    for _ in range(64):
+        slow.note_answer(100, 10.0)
+    assert slow.seconds == 310.0, "the engine has recovered"
+
+
+def test_short_answers_and_those_without_counts_show_no_rate() -> None:
+    deadline = Deadline(base_s=310.0, most_tokens=1000)
+    deadline.note_answer(15, 100.0)
+    deadline.note_answer(None, 100.0)
+    assert deadline.seconds == 310.0
+
+
+def test_deadline_doubles_once_for_all_requests_that_were_sent_with_it() -> None:
+    deadline = Deadline(base_s=100.0, most_tokens=1000)
+    for _ in range(16):
+        deadline.note_late(100.0)
+    assert deadline.seconds == 200.0
+    for limit_s in (100.0, 200.0, 200.0, 400.0, 800.0, 1600.0, 1600.0):
+        deadline.note_late(limit_s)
+    assert deadline.seconds == 1600.0, "sixteen times is the most"
+
+
+def test_deadline_of_the_run_file_stays() -> None:
+    deadline = Deadline(base_s=7.0, most_tokens=1000, is_fixed=True)
+    deadline.note_answer(100, 100.0)
+    deadline.note_late(7.0)
+    assert deadline.seconds == 7.0
+
+
+def test_engine_that_throws_more_away_than_it_keeps_is_reported_at_each_doubling() -> None:
+    deadline = Deadline(base_s=100.0, most_tokens=1000, is_fixed=True)
+    reports = []
+    for number in range(1, 45):
+        deadline.note_late(100.0)
+        if deadline.take_report() is not None:
+            reports.append(number)
+    assert reports == [10, 20, 40]
+    for _ in range(100):
+        deadline.note_answer(100, 10.0)
+    for _ in range(50):
+        deadline.note_late(100.0)
+    assert deadline.take_report() is None
 
 
 FED = Supply(in_flight=32, waiting=32)

@@ -154,7 +154,7 @@ def page(*, running: int, queued: int = 0, tokens: int = 0) -> str:
 def sglang_engine(folder: Path, pages: list[str | None], log: list[str]) -> ServedEngine:
     config = run_file(folder, {"kind": "sglang", "command": ["c"], "max_running_requests": 32})
     engine = ServedEngine(config=config, worker_number=3, log_path=folder / "log", log=log.append)
-    engine._watch = Watch(hang_timeout_s=60)
+    engine._vitals.watch = Watch(hang_timeout_s=60)
     engine._client = Pages(pages)  # type: ignore[assignment]
     return engine
 

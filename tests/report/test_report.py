@@ -136,6 +136,18 @@ def test_starved_engine_is_shown_with_the_reason(tmp_path: Path) -> None:
     assert "starved: 31 of 40 state slots are &lt;taken&gt;" in report_page(report)
 
 
+def test_requests_that_timed_out_are_counted_if_there_are_any(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    write_example_run(folder)
+    assert "timed out" not in report_page(run_report(folder, now_s=BEGAN_AT_S + 7230))
+    live = json.loads(folder.read("live.json"))
+    live["workers"][0]["timeouts"], live["workers"][1]["timeouts"] = 1200, 34
+    folder.write_whole("live.json", json.dumps(live).encode())
+    lock.acquire(folder, lock.this_process(), lambda _: None)
+    page = report_page(run_report(folder, now_s=BEGAN_AT_S + 7230))
+    assert "; 1,234 requests timed out" in page
+
+
 def test_bars_count_all_turns_and_the_limit_is_in_its_place(report: Report) -> None:
     (_, _, reasoning), (_, _, answer) = report.histograms
     for histogram in (reasoning, answer):

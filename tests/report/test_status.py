@@ -45,7 +45,7 @@ RECORD = RunRecord(
 )
 WORKER = worker_report(
     engine_release="1.2", in_flight=4, not_started=3, backing_off=2, unflushed=1, requests=50,
-    restarts=1, completion_tokens=500,
+    restarts=1, timeouts=7, completion_tokens=500,
 )  # fmt: skip
 LIVE = run_progress(WORKER, session_id="s1", updated_at_s=1.0, rows_total=10)
 
@@ -465,6 +465,7 @@ def test_text_says_it_to_people(
     assert lines[4] == "published  1 parts, the last 0 s ago"
     assert lines[5] == "outside    7 published rows, not in the input"
     assert lines[6].startswith("worker     w0 running: 4 in flight, 3 waiting, 2 backing off")
+    assert "1 restarts, 7 of 50 requests timed out" in lines[6]
     assert lines[7:] == ["failed     x: HTTP 503", "failed     y sample 2: HTTP 500"]
 
 
@@ -551,7 +552,7 @@ def test_watch_tells_line_by_line_and_ends_with_the_run(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 3
     assert " running rows=1/10 " in lines[0]
-    assert "engines=1/1 in_flight=4 restarts=1" in lines[0]
+    assert "engines=1/1 in_flight=4 restarts=1 timeouts=7" in lines[0]
     assert " done rows=10/10 " in lines[-1]
     assert not any("\x1b" in line for line in lines)
 
