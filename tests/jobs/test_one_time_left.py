@@ -27,8 +27,10 @@ def running(tmp_path: Path, days_left: Band | None) -> tuple[LocalFolder, Progre
     folder = LocalFolder(tmp_path / "out")
     write_example_run(folder, num_parts=6)
     session = read_history(folder).sessions[-1]
+    # Reported by a clock ahead, so that no time has passed since.
+    ahead_s = time.time() + 3600.0
     now = Progress(
-        session_id=session.session_id, updated_at_s=1.0, state="running", rows_total=100,
+        session_id=session.session_id, updated_at_s=ahead_s, state="running", rows_total=100,
         rows_done=50, rows_failed=0, rows_error=0, completion_tokens=0, last_publish_s=None,
         leases_lost=0, workers=(), days_left=days_left,
     )  # fmt: skip
