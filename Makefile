@@ -83,6 +83,16 @@ reference: $(STAMP) ## write the reference of the run file and the planner's pic
 	  > docs/run-file.md
 	$(BIN)/python -m tests.docs.pictures
 
+RECIPES := rtx-pro-6000-x4 rtx-pro-6000-x8 b200-x8
+
+recipes: $(STAMP) ## write the ready files of jobs/deploy and jobs/runs, from their plans
+	for name in $(RECIPES); do \
+	  $(BIN)/python -m jobs.plan jobs/runs/qwen3.6-27b.yaml --gpu $${name%-x*}:$${name##*-x} \
+	    --write jobs/deploy/$$name > /dev/null || exit; \
+	  rm jobs/deploy/$$name/regenerate.schema.json; \
+	  cp jobs/deploy/$$name/run.yaml jobs/runs/qwen3.6-27b-$$name.yaml; \
+	done
+
 # Outside the checkout, because Ray uploads all files in it.
 DOCS_ENV ?= $(HOME)/.cache/regenerate/docs
 

@@ -11,6 +11,18 @@ if TYPE_CHECKING:
 
 # More than anyone rents for one job: a larger count is a typing mistake.
 MAX_CARDS = 100_000
+# As `hardware.count` of a run file allows.
+MAX_CARDS_OF_ONE_RUN = 64
+
+
+def counted_card(text: str) -> tuple[str, int | None]:
+    """Split `CARD[:COUNT]`; the count is None where it is left out. Raises PlanError."""
+    name, colon, count = text.rpartition(":")
+    if not colon:
+        return text, None
+    if not name or not count.isdecimal() or not 1 <= int(count) <= MAX_CARDS_OF_ONE_RUN:
+        raise PlanError(f"--gpu {text}: expected CARD or CARD:COUNT, for example b200:8")
+    return name, int(count)
 
 
 def groups_of(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from jobs.hardware_options import counted_card
 from jobs.terminal import tell, write_text
 from pipeline.console.commands import command, program
 from pipeline.errors import ConfigError, PipelineError
@@ -94,10 +95,8 @@ def _hardware(text: str | None) -> "HardwareOption | None":
     from pipeline.planner.rate.search import HardwareOption
 
     if text is not None:
-        name, _, count = text.rpartition(":") if ":" in text else (text, "", "1")
-        if not name or not count.isdecimal() or not 1 <= int(count) <= 64:
-            raise ConfigError(f"--gpu {text}: expected CARD or CARD:COUNT, for example b200:8")
-        return HardwareOption(gpu=gpu_named(name), count=int(count))
+        name, count = counted_card(text)
+        return HardwareOption(gpu=gpu_named(name), count=count or 1)
     cards = visible_cards()
     gpu = planned_card(cards)
     return HardwareOption(gpu=gpu, count=len(cards)) if gpu else None

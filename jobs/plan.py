@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.hardware_options import counted_card
 from jobs.terminal import read_text, tell, write_text
-from pipeline.console.commands import program
+from pipeline.console.commands import command, program
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from pipeline.planner.memory.plan import RefusedPlan
     from pipeline.planner.rate.search import HardwareOption
     from pipeline.planner.sglang.flags import LaunchFlags
+    from pipeline.recipes.deploy.launch import PlannedLaunch
     from schemas.config.run_file import RunFile
     from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
 
 _CONTEXT = "context-length"
+# The scripts of `--write` start Ray with it; it is the same for all plans.
+_NODE_SCRIPT = Path(__file__).with_name("deploy") / "node.sh"
+_SHARED = "/shared"
 _EXAMPLES = """\
 examples:
   python -m jobs.plan --gpu rtx-pro-6000 --sglang-version 0.5.23 -- \\
@@ -32,6 +37,8 @@ examples:
   python -m jobs.plan --gpu h200 --model-config config.json --json -- --tp 2
   python -m jobs.plan --gpu h200 --calibrate-from engine.log --save-calibration h200.json -- …
   python -m jobs.plan run.yaml
+  python -m jobs.plan run.yaml --gpu b200:8 --write submit/
+  python -m jobs.plan --gpu b200:8 --write submit/ -- --model-path Qwen/Qwen3.6-27B --tp 2
 """
 
 
@@ -52,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             if value < 1:
                 raise PlanError(f"{flag}: found {value}; it must be at least 1")
+        if options.shared is not None and options.write is None:
+            raise PlanError("--shared: only with --write, whose files name it")
         tell(_searched(options) if line is None else _explained(options, line))
     except PipelineError as error:
         print(f"plan: {error}", file=sys.stderr)
@@ -79,7 +88,7 @@ def argument_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.yaml", help="search from a run file")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override the run file")
-    add("--gpu", metavar="NAME", help="a card: rtx-pro-6000, 'B200 180GB', H100-SXM")
+    add("--gpu", metavar="CARD[:N]", help="a card, and how many: rtx-pro-6000:4, 'B200 180GB'")
     add("--gpu-memory-gib", type=float, metavar="GIB", help="memory of a card not listed")
     add("--sglang-version", metavar="X", help="release, image tag or build date")
     add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
@@ -90,6 +99,9 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--save-calibration", type=Path, metavar="FILE", help="save the figures of the log")
     add("--calibration", type=Path, metavar="FILE", help="use saved figures of a log")
     add("--most", type=int, default=10, metavar="N", help="plans to print from a search (10)")
+    add("--write", type=Path, metavar="DIR", help="write the files that submit the plan: run file, "
+        "RayJob, Slurm job, SkyPilot task, plain Ray")  # fmt: skip
+    add("--shared", metavar="DIR", help="folder that all nodes share, for relative paths (/shared)")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -100,6 +112,7 @@ def argument_parser() -> argparse.ArgumentParser:
 def _explained(options: argparse.Namespace, line: list[str]) -> str:
     from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
     from pipeline.planner.sglang.flags import parse_launch_line
+    from pipeline.recipes.deploy.launch import launch_of_line, values_of_line
 
     flags = parse_launch_line(line)
     gpu = _gpu(options)
@@ -116,7 +129,13 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
 
     if options.calibrate_from is not None:
         return _calibrated(options, planned(None), planned)
-    return _shown(planned(_kept_calibration(options, model, gpu)), options, {})
+    plan = planned(_kept_calibration(options, model, gpu))
+    shown = _shown(plan, options, {})
+    if options.write is None:
+        return shown
+    launch = launch_of_line(plan, flags, gpu, counted_card(options.gpu or "")[1])
+    config_path = str(options.model_config) if options.model_config else None
+    return _with_files(shown, options, values_of_line(flags, plan.model, config_path), launch)
 
 
 def _gpu(options: argparse.Namespace) -> "Gpu":
@@ -125,7 +144,7 @@ def _gpu(options: argparse.Namespace) -> "Gpu":
     from pipeline.planner.cards import gpu_of
 
     try:
-        return gpu_of(options.gpu or "", options.gpu_memory_gib)
+        return gpu_of(counted_card(options.gpu or "")[0], options.gpu_memory_gib)
     except PlanError as error:
         if options.gpu_memory_gib is not None:
             raise
@@ -232,6 +251,7 @@ def _searched(options: argparse.Namespace) -> str:
     from pipeline.planner.estimate.rate_output import search_json, search_text
     from pipeline.planner.rate.ranking import rated_search
     from pipeline.planner.rate.search import SearchQuery
+    from pipeline.recipes.deploy.launch import launch_of_plan
     from pipeline.run_file import (
         needed_context_tokens,
         output_limit_tokens,
@@ -243,7 +263,7 @@ def _searched(options: argparse.Namespace) -> str:
         with_planner_settings,
         with_row_budgets,
     )
-    from schemas.config.reader import read_run_file
+    from schemas.config.reader import read_run_file, run_file_values
 
     run = with_planner_settings(
         read_run_file(options.run_file, options.set),
@@ -276,9 +296,17 @@ def _searched(options: argparse.Namespace) -> str:
         usd_per_gpu_hour=usd_per_gpu_hour(run, hardware, today=datetime.now(UTC).date()),
         most=options.most,
     )
-    if options.json:
-        return json.dumps(search_json(search), indent=1)
-    return search_text(model.name, load, search, context_is_assumed=not base.has(_CONTEXT))
+    shown = (
+        json.dumps(search_json(search), indent=1)
+        if options.json
+        else search_text(model.name, load, search, context_is_assumed=not base.has(_CONTEXT))
+    )
+    if options.write is None:
+        return shown
+    values = run_file_values(options.run_file, options.set)
+    gives_context = plan_base(run, None).has(_CONTEXT)
+    launch = launch_of_plan(search.plans[0], gives_context=gives_context)
+    return _with_files(shown, options, values, launch)
 
 
 def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOption, ...]":
@@ -286,8 +314,38 @@ def _hardware(options: argparse.Namespace, run: "RunFile") -> "tuple[HardwareOpt
     from pipeline.run_file import configured_hardware
 
     if options.gpu is not None or options.gpu_memory_gib is not None:
-        return (HardwareOption(gpu=_gpu(options), count=1),)
+        count = counted_card(options.gpu or "")[1]
+        return (HardwareOption(gpu=_gpu(options), count=count or 1),)
     return configured_hardware(run)
+
+
+# --- files to submit --------------------------------------------------------------------------
+
+
+def _with_files(
+    shown: str, options: argparse.Namespace, values: dict[str, Any], launch: "PlannedLaunch"
+) -> str:
+    """Write the files of a launch, and add to the answer what follows; beside JSON, to stderr."""
+    from pipeline.recipes.deploy.files import write_submission
+    from pipeline.recipes.deploy.submission import submission_of
+
+    shared = (options.shared or _SHARED).rstrip("/")
+    submission, folder = submission_of(values, launch, shared=shared), options.write
+    write_submission(submission, folder, _NODE_SCRIPT)
+    lines = (
+        f"written to {folder}: {submission.summary}",
+        *(f"  {path} is expected at {where}" for path, where in submission.moved_paths),
+        "  edit what is marked EDIT; then check the run file, and use one of the others",
+        f"  {command('jobs.regenerate', str(folder / 'run.yaml'), '--dry-run')}",
+        f"  kubectl apply -f {folder / 'rayjob.yaml'}",
+        f"  cd {folder} && sbatch slurm.sbatch",
+        f"  cd {folder} && sky jobs launch skypilot.yaml",
+        f"  {folder / 'ray.sh'} head HEAD_IP",
+    )
+    if options.json:
+        print(*lines, sep="\n", file=sys.stderr)
+        return shown
+    return "\n".join((shown, "", *lines))
 
 
 if __name__ == "__main__":

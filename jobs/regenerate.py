@@ -44,26 +44,45 @@ if TYPE_CHECKING:
 
 
 DONE, USER_CAN_FIX, WITH_ERRORS = 0, 2, 3
+_NO_RESTART = "--no-restart"
 # assumed: about what one screen shows, so that most answers are whole
 _EXAMPLE_CHARACTERS = 1200
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Exit status: 0 done, 2 the user can fix it, 3 error rows or a bad canary."""
-    arguments = argument_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        arguments = argument_parser().parse_args(words)
+    except SystemExit:
+        if _NO_RESTART in words:
+            return DONE
+        raise
     with open_console("driver", arguments.log_format) as console:
         try:
-            config = _resolved(read_run_file(arguments.run_file, arguments.set))
-            if arguments.dry_run:
-                return _dry_run(config, arguments, console)
-            return _run(config, arguments, console)
+            status = _status(arguments, console)
         except RayLostError as error:
             _log_resume(console, arguments)
             console.report_error(error)
             return WITH_ERRORS
-        except PipelineError as error:
-            console.report_error(error)
-            return USER_CAN_FIX
+    if arguments.no_restart and status in (USER_CAN_FIX, WITH_ERRORS):
+        print(f"{_NO_RESTART}: exit 0 instead of {status}", file=sys.stderr)
+        return DONE
+    return status
+
+
+def _status(arguments: argparse.Namespace, console: "LogConsole") -> int:
+    """Run or check the run file, and return the exit status. Raises RayLostError."""
+    try:
+        config = _resolved(read_run_file(arguments.run_file, arguments.set))
+        if arguments.dry_run:
+            return _dry_run(config, arguments, console)
+        return _run(config, arguments, console)
+    except RayLostError:
+        raise
+    except PipelineError as error:
+        console.report_error(error)
+        return USER_CAN_FIX
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -105,6 +124,12 @@ def argument_parser() -> argparse.ArgumentParser:
         "--accept-canary",
         action="store_true",
         help="continue with the shares that the first rows have; limits apply from there",
+    )
+    parser.add_argument(
+        _NO_RESTART,
+        action="store_true",
+        help="exit with 0 instead of 2 and 3, where a restart would not help; for systems that "
+        "restart every job that fails, such as KubeRay",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     add_log_format(parser)

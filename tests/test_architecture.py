@@ -36,6 +36,7 @@ LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 WIRE = "pipeline.engines.wire"
 RECIPES = "pipeline.recipes"
+DEPLOY = "pipeline.recipes.deploy"
 REPORT = "pipeline.report"
 REPORT_ROWS = "pipeline.report.rows"
 CHARTS = "pipeline.report.charts"
@@ -75,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
     REPORT: {REPORT_ROWS, CHARTS, COURSE, LIVE, DATASET, RUN_FILE, STORE, *PLANNER},
     RECIPES: {DATASET, SOURCES, RUN_FILE, *PLANNER},
+    DEPLOY: {RECIPES, SOURCES, RUN_FILE, *PLANNER},
     CONSOLE: {LIVE, STORE},
     WORKER: {QUALITY, DATASET},
     CONNECTION: set(),
@@ -85,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(CHAT_TEMPLATE, *PLANNER),
     },
     "jobs": {
-        *(RUN, ENGINES, RECIPES, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES),
+        *(RUN, ENGINES, RECIPES, DEPLOY, REPORT, CONSOLE, LIVE, EXPORT, QUALITY, DATASET, SOURCES),
         *(RUN_FILE, STORE, MODELS),
         *(CHAT_TEMPLATE, *PLANNER),
     },
@@ -108,7 +110,7 @@ DOORS: dict[str, set[str]] = {
     "tokenizers": {MODELS},
     "huggingface_hub": {MODELS, EXPORT},
     # Templates of models run in a process of their own.
-    "jinja2": {REPORT, "pipeline.chat_template.sandbox"},
+    "jinja2": {REPORT, DEPLOY, "pipeline.chat_template.sandbox"},
     "py3langid": {QUALITY},
     "xllamacpp": {ENGINES},
     "subprocess": {ENGINES, "pipeline.chat_template.rendering"},

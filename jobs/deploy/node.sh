@@ -16,10 +16,13 @@ export RAY_worker_niceness=${RAY_worker_niceness:-0}
 # Anyone who reaches an open cluster can run code on it. All nodes and the driver share a token, in
 # RAY_AUTH_TOKEN or in ~/.ray/auth_token, which the head creates. RAY_AUTH_MODE=disabled: no token.
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
+token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 
 if [ "$role" = head ]; then
   if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ]; then
-    ray get-auth-token --generate >/dev/null
+    # Whoever reads the token can run code as this user.
+    (umask 077 && ray get-auth-token --generate >/dev/null)
+    [ ! -f "$token" ] || chmod go= "$token"
   fi
   # The dashboard accepts jobs and listens only on loopback: submit on the head, or through a tunnel.
   exec ray start --head --block --node-ip-address="$head_ip" --port="$port" "$@"
@@ -28,8 +31,8 @@ fi
 until (exec 3<>"/dev/tcp/$head_ip/$port") 2>/dev/null; do
   sleep 2
 done
-if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -f ~/.ray/auth_token ]; then
-  echo "node.sh: no token: copy ~/.ray/auth_token from the head, or set RAY_AUTH_TOKEN" >&2
+if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -f "$token" ]; then
+  echo "node.sh: no token: copy $token from the head, or set RAY_AUTH_TOKEN" >&2
   exit 2
 fi
 exec ray start --block --address="$head_ip:$port" "$@"

@@ -8,6 +8,7 @@ import difflib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,8 @@ _PCIE_GB_PER_S = 50
 _SMI_PER_TORCH = 1.0056
 # Totals of one card differ by less between drivers; memory sizes of one name by far more.
 _SAME_MEMORY_FRACTION = 0.02
+# Above every score for a part of a card's name
+_FROM_WHOLE_NAME = 500
 # Words in the names of vendors and cloud catalogues that distinguish no cards
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
@@ -46,15 +49,31 @@ def gpu_named(text: str) -> Gpu:
     """Return the card that `text` names, in any unambiguous spelling. Raises PlanError."""
     words = _words(text)
     cards = _catalogue()
-    by_score = sorted(
-        ((_score(words, names), key) for key, (_, names) in cards.items()), reverse=True
-    )
-    score, key = by_score[0]
-    if score <= 0:
+    scores = {key: _score(words, names) for key, (_, names) in cards.items()}
+    best = max(scores.values())
+    if best <= 0:
         near = difflib.get_close_matches(_dashed(text), cards, n=3, cutoff=0.5)
         hint = f"; the nearest: {', '.join(near)}" if near else ""
         raise PlanError(f"unknown GPU {text!r}{hint}; known: {', '.join(sorted(cards))}")
-    return cards[key][0]
+    matching = _alike(words) if best < _FROM_WHOLE_NAME else _with_score(scores, best)
+    if len(matching) > 1:
+        raise PlanError(f"{text!r} may be any of several GPUs; name one: {', '.join(matching)}")
+    return cards[matching[0]][0]
+
+
+def gpu_key(gpu: Gpu) -> str | None:
+    """Return the short name of a card of the catalogue; None for another one."""
+    return next((key for key, (listed, _) in _catalogue().items() if listed.name == gpu.name), None)
+
+
+def _alike(words: frozenset[str]) -> list[str]:
+    """Return the cards that have a spelling with all of these words, which are only a part."""
+    cards = _catalogue().items()
+    return [key for key, (_, names) in cards if any(words <= name for name in names)]
+
+
+def _with_score(scores: Mapping[str, int], score: int) -> list[str]:
+    return [key for key, found in scores.items() if found == score]
 
 
 def gpu_of(name: str, memory_gib: float | None) -> Gpu:
@@ -178,13 +197,18 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _score(words: frozenset[str], names: tuple[frozenset[str], ...]) -> int:
-    """Return how well the words match one of the card's spellings; 0 is no match."""
+    """Return how well the words match one of the card's spellings; 0 is no match.
+
+    A spelling and more words, as drivers report a card, counts more than a part of a spelling, and
+    a spelling with the memory more than one without.
+    """
     best = 0
     for name in names:
         if name == words:
-            return 1000
+            return 2 * _FROM_WHOLE_NAME
         if name and name <= words:
-            best = max(best, 10 * len(name) - len(words - name))
+            memory = any(re.fullmatch(r"\d+gb", word) for word in name)
+            best = max(best, _FROM_WHOLE_NAME + 10 * len(name) + memory - len(words - name))
         if words and words <= name and any(ch.isdigit() for word in words for ch in word):
             best = max(best, 5 * len(words) - len(name - words))
     return best

@@ -5,7 +5,7 @@ file: it is parsed before it is returned.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 
@@ -15,8 +15,8 @@ from pipeline.dataset.sources.source import open_source
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planner.rate.ranking import RatedPlan, rated_search
 from pipeline.planner.rate.search import HardwareOption, SearchQuery
-from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import NEWEST
+from pipeline.recipes.flags import engine_flags
 from pipeline.recipes.schema import SCHEMA_FILE
 from pipeline.run_file import (
     needed_context_tokens,
@@ -39,8 +39,6 @@ _QUESTION_COLUMNS = (
     "question", "query", "problem", "instruction", "user", "user_prompt", "input", "text",
     "content",
 )  # fmt: skip
-# Flags that the run sets itself: from the prompts, and from `engine.max_running_requests`.
-_OWN_KEYS = ("context-length", "max-running-requests", "model-path")
 # Words that YAML 1.1 reads as something other than text.
 _YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _THINKING_MAX_TOKENS = 32_768
@@ -258,19 +256,14 @@ def _sglang_lines(query: DraftQuery, plan: RatedPlan | None, *, note: str = "") 
         f"  gpus: {ranks.tp_size * ranks.pp_size}   # of one engine",
         f"  max_running_requests: {plan.found.candidate.requests_a_replica}",
         "  flags:",
-        *(f"    - {_scalar(flag)}" for flag in _flags(plan.found.candidate.launch.flags)),
+        *(
+            f"    - {_scalar(flag)}"
+            for flag in engine_flags(plan.found.candidate.launch.flags, NEWEST)
+        ),
     ]
     gpu = plan.found.hardware.gpu.name
     lines.append(f"hardware: [{{gpu: {_scalar(gpu)}, count: {plan.found.hardware.count}}}]")
     return tuple(lines)
-
-
-def _flags(flags: LaunchFlags) -> Iterable[str]:
-    """Return the plan's flags, without those that the run sets from keys of its own."""
-    for name, words in flags.values:
-        is_default = name == "tp-size" and words == ("1",)
-        if name not in _OWN_KEYS and not is_default:
-            yield f"--{name}={words[-1]}" if words else f"--{name}"
 
 
 def _scalar(value: str) -> str:

@@ -22,10 +22,20 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises ConfigError with one line per mistake: the file, the field, the value found, what is
     allowed, and for an unknown key the nearest known one.
     """
+    return run_file_of(run_file_values(path, overrides), str(path))
+
+
+def run_file_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
+    """Return the values of a run file with overrides, not yet checked. Raises ConfigError."""
     values = _mapping(_text_of(path), str(path))
     for override in overrides:
         _apply_override(values, override)
-    return run_file_of(values, str(path))
+    return values
+
+
+def run_file_text(values: Mapping[str, object]) -> str:
+    """Write values as YAML, in the order given."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=100)
 
 
 def parse_run_file(text: str, source: str) -> RunFile:

@@ -1,10 +1,11 @@
-"""jobs/deploy/slurm.sbatch run through with stand-ins for Slurm's two commands, and a real Ray.
+"""The Slurm script that `plan --write` makes, run through with stand-ins for Slurm's two commands, and a real Ray.
 
 Run by `make test-cluster`; not a part of the suite. `srun` runs its command here, `scontrol` names
 this machine and notes what is requeued.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,14 +47,18 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_ID": "42",
         "SLURM_JOB_NODELIST": "this",
         "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_SUBMIT_DIR": str(ROOT),
+        "REGENERATE_BIN": str(Path(sys.executable).parent),
     }
 
 
 def started(run: Run, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    script = str(ROOT / "jobs/deploy/slurm.sbatch")
+    folder = run.run_file.parent / "submitted"
+    if not folder.exists():
+        shutil.copytree(ROOT / "jobs/deploy/b200-x8", folder)
+        shutil.copy(run.run_file, folder / "run.yaml")
+    environment = {**environment, "SLURM_SUBMIT_DIR": str(folder)}
     return subprocess.Popen(
-        ["bash", script, str(run.run_file)], env=environment, start_new_session=True
+        ["bash", str(folder / "slurm.sbatch")], env=environment, start_new_session=True
     )
 
 

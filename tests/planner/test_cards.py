@@ -33,6 +33,15 @@ from pipeline.planner.cards import (
         ("h20", "H20 96GB"),
         ("NVIDIA H20-141GB", "H20 141GB"),
         ("AMD Instinct MI300X", "Instinct MI300X"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            "RTX PRO 6000 Blackwell Max-Q",
+        ),
+        ("rtx-pro-6000-max-q", "RTX PRO 6000 Blackwell Max-Q"),
+        ("RTXPRO6000-MaxQ", "RTX PRO 6000 Blackwell Max-Q"),
+        # A spelling with the memory counts more than `a100 pcie`, which has 80 GB.
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
     ],
 )
 def test_card_is_known_by_any_of_its_spellings(text: str, name: str) -> None:
@@ -54,6 +63,34 @@ def test_unknown_card_lists_the_known_ones_and_the_nearest() -> None:
         gpu_named("h209")
     with pytest.raises(PlanError, match="unknown GPU 'rtx'"):
         gpu_named("rtx")
+
+
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("rtx-6000", "rtx-pro-6000, rtx-pro-6000-max-q"),
+        ("6000", "rtx-pro-6000, rtx-pro-6000-max-q"),
+        ("80gb", "a100-80gb, h100, h800"),
+        ("h100 h200", "h100, h200"),
+    ],
+)
+def test_name_of_several_cards_is_refused_with_the_choices(text: str, choices: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        gpu_named(text)
+    assert str(refused.value) == f"{text!r} may be any of several GPUs; name one: {choices}"
+
+
+def test_max_q_card_has_the_memory_of_the_other_and_less_power() -> None:
+    full, quiet = gpu_named("rtx-pro-6000"), gpu_named("rtx-pro-6000-max-q")
+    assert quiet.total_bytes == full.total_bytes
+    assert speed_of(quiet).memory_bytes_per_s == speed_of(full).memory_bytes_per_s
+    # 300 W of 600: 110.1 of 125 TFLOPS.
+    for rate in ("bf16_flops", "fp8_flops", "fp4_flops", "vector_flops"):
+        share = getattr(speed_of(quiet), rate) / getattr(speed_of(full), rate)
+        assert share == pytest.approx(0.8808, abs=0.001)
+    # Nobody lists a price of its own.
+    assert listed_prices(quiet) == ()
+    assert gpu_reported("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887) == quiet
 
 
 def test_memory_replaces_the_name_of_a_card() -> None:
