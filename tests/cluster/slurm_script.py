@@ -1,4 +1,4 @@
-"""The Slurm script that `plan --write` makes, run through with stand-ins for Slurm's two commands, and a real Ray.
+"""The Slurm script of `plan --write`, with stand-ins for two commands of Slurm and a real Ray.
 
 Run by `make test-cluster`; not a part of the suite. `srun` runs its command here, `scontrol` names
 this machine and notes what is requeued.
