@@ -160,6 +160,8 @@ def _text(status: RunStatus, now_s: float) -> str:
         f"time left  {time_left(status.days_left) if status.days_left else duration(status.eta_s)}",
         f"published  {status.num_parts:,} parts, the last {_ago(status.last_publish_s, now_s)}",
     ]
+    if status.tokens_saved:
+        lines.append(f"continued  {status.tokens_saved:,} tokens kept at planned stops")
     if status.rows_outside_input:
         lines.append(f"outside    {status.rows_outside_input:,} published rows, not in the input")
     for worker in sorted(status.workers, key=_by_node):

@@ -4,21 +4,15 @@ The schema is written out by hand because readers depend on it; a test keeps it 
 `Completion`.
 """
 
-from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pyarrow as pa
 
+from schemas.partial import Continuation, PartialTurn, TokenIds
 from schemas.prompt import Message, SamplingParams, ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-
-# The class takes no argument at run time before Python 3.12.
-if TYPE_CHECKING:
-    TokenIds = array[int]
-else:
-    TokenIds = array
 
 QualityFlag = Literal[
     "empty_answer",
@@ -56,6 +50,8 @@ class Turn:
     duration_s: float
     tool_calls: tuple[ToolCall, ...] | None = None
     """Calls of tools that the turn ends with, or consists of."""
+    continued: tuple[Continuation, ...] | None = None
+    """Places from which it was generated on after a planned stop; None if it is of one piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +77,8 @@ class Interruption:
     is_engines: bool = False
     """True if the attempt says something about the engine alone, which was busy or away, so that it
     does not count against the row."""
+    so_far: PartialTurn | None = None
+    """First part of the turn, if the engine returned one that can be continued."""
 
 
 Outcome = Turn | Refusal | Interruption
@@ -156,6 +154,13 @@ _MESSAGE = pa.struct(
     ]
 )
 
+_CONTINUATION = pa.struct(
+    [
+        pa.field("at_token", pa.int32(), nullable=False),
+        pa.field("worker_id", pa.string(), nullable=False),
+    ]
+)
+
 _TURN = pa.struct(
     [
         pa.field("reasoning_text", pa.string()),
@@ -169,6 +174,7 @@ _TURN = pa.struct(
         pa.field("generation_boundary", pa.int32()),
         pa.field("duration_s", pa.float64(), nullable=False),
         pa.field("tool_calls", pa.list_(_TOOL_CALL)),
+        pa.field("continued", pa.list_(_CONTINUATION)),
     ]
 )
 

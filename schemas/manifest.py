@@ -35,6 +35,8 @@ class Part:
     worker_id: str
     published_at_s: float = 0.0
     num_turns: int = 0
+    tokens_saved: int = 0
+    """Tokens that planned stops did not cost: those from which its turns were continued."""
     flag_counts: tuple[tuple[str, int], ...] = ()
     """Quality flag → `ok` rows that have it."""
 

@@ -169,6 +169,8 @@ class RunStatus:
     """Published rows that are not in the current input."""
     completion_tokens: int
     """Tokens of all published rows."""
+    tokens_saved: int
+    """Tokens that rows had when they were continued after planned stops."""
     tokens_per_s: float | None
     """Rate of the last minutes' published rows; None before the first part."""
     eta_s: float | None

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from schemas.partial import PartialTurn
+
 if TYPE_CHECKING:
     # Its import takes a tenth of a second, which the planner's commands save.
     from schemas.config.requests import SamplingConfig
@@ -183,6 +185,8 @@ class Request:
     settings: RowSettings = RowSettings()
     """The row's own thinking and chat-template words; its sampling is in `sampling`."""
     tools: tuple[dict[str, object], ...] = ()
+    continues: PartialTurn | None = None
+    """The turn's first part, to be generated on; None to generate it from its beginning."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -330,6 +334,13 @@ def with_own_seed(
     if params.seed is None:
         return params
     return replace(params, seed=derived_seed(params, row_id, sample_index, turn_index))
+
+
+def continued_seed(params: SamplingParams, at_token: int) -> SamplingParams:
+    """Give the rest of a turn a seed of its own: the first part's would repeat its draws."""
+    if params.seed is None:
+        return params
+    return replace(params, seed=int(_digest([params.seed, at_token])[:8], 16) & 0x7FFFFFFF)
 
 
 def _digest(value: object) -> str:

@@ -46,6 +46,8 @@ class SessionPlan:
     rows_error: int
     template: TemplateFacts
     """Facts of the model's chat template: its thinking and its system turns."""
+    rows_depend_on: str = ""
+    """Hash of the settings that rows depend on, and of the chat template."""
     canary: CanaryPlan | None = None
     """Canary of the session; None if there is none, or it is over."""
     accepted_shares: dict[str, float] = field(default_factory=dict)

@@ -33,5 +33,7 @@ class Lease:
     rows: tuple[int, ...]
     deaths: tuple[tuple[int, int], ...] = ()
     """Rows that were in flight at deaths of an engine, with the number of deaths."""
+    begun: tuple[tuple[int, str], ...] = ()
+    """Rows that an engine before has begun, with the file in `partials/` that has them."""
     is_canary: bool = False
     """True if its rows are part of a canary."""

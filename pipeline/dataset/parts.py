@@ -69,6 +69,7 @@ class _Counts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     num_turns: int = 0
+    tokens_saved: int = 0
     flags: Counter[str] = field(default_factory=Counter)
 
     def add(self, table: pa.Table) -> None:
@@ -80,6 +81,7 @@ class _Counts:
         self.prompt_tokens += _total(pc.struct_field(turns, "prompt_tokens"))
         self.completion_tokens += _total(pc.struct_field(turns, "completion_tokens"))
         self.num_turns += len(turns)
+        self.tokens_saved += _tokens_saved(turns)
 
     def as_footer(self) -> dict[str, object]:
         return {
@@ -87,12 +89,21 @@ class _Counts:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "num_turns": self.num_turns,
+            "tokens_saved": self.tokens_saved,
             "flag_counts": sorted(self.flags.items()),
         }
 
 
 def _total(values: pa.Array) -> int:
     return int(pc.sum(values).as_py() or 0)
+
+
+def _tokens_saved(turns: pa.Array) -> int:
+    """Add up the tokens that turns had when they were continued; old runs do not record them."""
+    if turns.type.get_field_index("continued") < 0:
+        return 0
+    places = pc.list_flatten(pc.struct_field(turns, "continued"))
+    return _total(pc.struct_field(places, "at_token"))
 
 
 def states_and_flags(table: pa.Table) -> Iterator[tuple[str, list[str]]]:

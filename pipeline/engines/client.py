@@ -11,14 +11,15 @@ client never retries; the worker does.
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import orjson
 
 from pipeline.engines.wire.answers import outcome_of
 from pipeline.engines.wire.body import request_body
-from pipeline.engines.wire.pages import context_length, text_of_page
+from pipeline.engines.wire.continuing import Continuing
+from pipeline.engines.wire.pages import abort_all, context_length, text_of_page
 from pipeline.engines.wire.transport import Transport, UnreachableError, WireError
 from pipeline.models.thinking import THINK, row_template_kwargs
 from schemas.chat_template import TemplateFacts
@@ -58,6 +59,8 @@ class ChatClient:
     """Fields of every request's body beyond those of a prompt and its sampling."""
     template: TemplateFacts = field(default_factory=lambda: TemplateFacts(source="not known"))
     """Facts of the model's chat template: its tags, and the switch of a row's own thinking."""
+    continuing: Continuing | None = None
+    """Turns that go on after a planned stop; None for a server that does not continue any."""
     _completions: Transport = field(init=False)
     _pages: Transport = field(init=False)
 
@@ -67,6 +70,7 @@ class ChatClient:
 
     async def generate(self, request: Request) -> Outcome:
         """Send the request once. Errors of server and network become outcomes, never exceptions."""
+        request = self.fitted(request)
         sent_s, content = monotonic(), self._content(request)
         try:
             response = await self._completions.post(
@@ -85,17 +89,33 @@ class ChatClient:
         duration_s = monotonic() - sent_s
         opens_in_prompt = self._opens_in_prompt(request.settings)
 
+        continuing = self.continuing
+
         def outcome() -> Outcome:
-            return outcome_of(
+            found = outcome_of(
                 response,
                 duration_s=duration_s,
                 opens_in_prompt=opens_in_prompt,
                 tags=self.template.tags or THINK,
             )
+            if continuing is None:
+                return found
+            return continuing.outcome(request, found, opens_in_prompt=opens_in_prompt)
 
-        if len(response.content) > _LARGE_BODY_BYTES:
+        takes_long = continuing is not None and continuing.takes_long(request)
+        if takes_long or len(response.content) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(outcome)
         return outcome()
+
+    def fitted(self, request: Request) -> Request:
+        """Return the request, without its first part where this server cannot continue it."""
+        if self.continuing is not None:
+            return self.continuing.fitted(request)
+        return request if request.continues is None else replace(request, continues=None)
+
+    async def abort_all(self) -> bool:
+        """Have the server end all requests with what they have. Return whether it will."""
+        return self.continuing is not None and await abort_all(self._pages)
 
     async def context_length(self) -> int | None:
         """Read the context length from `/models`; None where the server does not report it.

@@ -68,7 +68,9 @@ class MeteredEngine:
         self._reading = asyncio.create_task(self._read_forever())
 
     async def generate(self, request: Request) -> Outcome:
-        number, outcome = self.meter.note_request(monotonic()), None
+        request = self.served.fitted(request)
+        begun = request.continues.num_tokens if request.continues is not None else 0
+        number, outcome = self.meter.note_request(monotonic(), begun_tokens=begun), None
         try:
             outcome = await self.served.generate(request)
             return outcome
@@ -78,6 +80,9 @@ class MeteredEngine:
     async def probe(self, request: Request | None, *, within_s: float) -> Outcome | None:
         """Probe the engine; such requests are not metered."""
         return await self.served.probe(request, within_s=within_s)
+
+    async def abort_all(self) -> bool:
+        return await self.served.abort_all()
 
     async def is_alive(self) -> bool:
         return await self.served.is_alive()

@@ -32,7 +32,7 @@ from pipeline.engines.startup import (
 )
 from pipeline.engines.vitals import Vitals, vitals_of
 from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
-from pipeline.models.thinking import facts_by_name
+from pipeline.models.thinking import THINK, facts_by_name
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
 from pipeline.planner.sglang.failures import Cause, failure_cause
 from pipeline.planner.sglang.metrics import engine_load
@@ -46,6 +46,7 @@ from schemas.prompt import Longest, Message, Request, most_tokens
 
 if TYPE_CHECKING:
     from pipeline.engines.client import ChatClient
+    from pipeline.engines.wire.continuing import Continuing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +134,14 @@ class ServedEngine:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def fitted(self, request: Request) -> Request:
+        """Return the request, without its first part where this engine cannot continue it."""
+        return request if self._client is None else self._client.fitted(request)
+
+    async def abort_all(self) -> bool:
+        """End all requests with what they have. Return False where that is nothing."""
+        return self._client is not None and await self._client.abort_all()
 
     async def is_alive(self) -> bool:
         """Return whether the process runs and the server answers."""
@@ -339,6 +348,22 @@ class ServedEngine:
             timeout_s=config.request_timeout_s,
             further_fields=config.request,
             template=facts,
+            continuing=self._new_continuing(facts),
+        )
+
+    def _new_continuing(self, facts: TemplateFacts) -> "Continuing | None":
+        from pipeline.engines.wire.continuing import Continuing
+
+        config, engine = self.config, self.config.engine
+        if engine.kind != "sglang" or not engine.return_token_ids:
+            return None
+        flags = self._launch.flags if self._launch is not None else None
+        drafted = flags.number("speculative-num-draft-tokens") if flags is not None else None
+        return Continuing(
+            model=config.model,
+            tags=facts.tags or THINK,
+            tokens_per_step=max(1, drafted or 1),
+            further_fields=config.request,
         )
 
 

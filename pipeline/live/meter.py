@@ -35,6 +35,8 @@ _DIGITS = 3
 class _InFlight:
     since_s: float
     clock_tokens: float
+    begun_tokens: int = 0
+    """Tokens that another start of an engine had generated of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,15 +93,17 @@ class Meter:
 
     # -- events
 
-    def note_request(self, now_s: float) -> int:
-        """Note that a request is sent; return its number."""
+    def note_request(self, now_s: float, *, begun_tokens: int = 0) -> int:
+        """Note that a request is sent, or the rest of one that has begun; return its number."""
         if self._first_s is None or self._sums is None:
             self._first_s, self._sums = now_s, _Sums(since_s=now_s)
             # How many ran between a scrape of the idle engine and the next one is unknown.
             self._changed_s, self._last = now_s, None
         self._integrate(now_s)
         self._number += 1
-        self._in_flight[self._number] = _InFlight(since_s=now_s, clock_tokens=self._clock(now_s))
+        self._in_flight[self._number] = _InFlight(
+            since_s=now_s, clock_tokens=self._clock(now_s), begun_tokens=begun_tokens
+        )
         return self._number
 
     def note_outcome(self, number: int, outcome: Outcome | None, now_s: float) -> None:
@@ -112,17 +116,22 @@ class Meter:
         if tokens is None:
             return
         duration_s = now_s - request.since_s
-        if isinstance(outcome, Interruption) or self._has_hung(tokens, duration_s):
+        # The rest of a turn was generated here; its length is the whole's.
+        written = max(0, tokens - request.begun_tokens)
+        is_kept = isinstance(outcome, Interruption) and outcome.so_far is not None
+        if is_kept:
+            return
+        if isinstance(outcome, Interruption) or self._has_hung(written, duration_s):
             # It says nothing about the pace of those that write.
             (tokens_so_far,) = self._tokens_so_far([request], now_s)
             self._sums.interrupted[rounded(tokens_so_far)] += 1
         elif isinstance(outcome, Turn):
-            self._note_pace(tokens, duration_s)
+            self._note_pace(written, duration_s)
         if not isinstance(outcome, Turn):
             return
         self._sums.finished[rounded(tokens)] += 1
-        self._sums.answered_tokens += tokens
-        self._sums.prompt_tokens += outcome.prompt_tokens or 0
+        self._sums.answered_tokens += written
+        self._sums.prompt_tokens += (outcome.prompt_tokens or 0) + request.begun_tokens
 
     def _has_hung(self, tokens: int, duration_s: float) -> bool:
         """Return whether an answer came far later than others, and than its length explains."""
@@ -242,9 +251,14 @@ class Meter:
     def _tokens_so_far(self, requests: Sequence[_InFlight], now_s: float) -> list[int]:
         if self._last is not None:
             clock = self._clock(now_s)
-            return [int(max(clock - request.clock_tokens, 0.0)) for request in requests]
-        pace = self._pace()
-        return [int(pace * (now_s - request.since_s)) for request in requests]
+            written = [max(clock - request.clock_tokens, 0.0) for request in requests]
+        else:
+            pace = self._pace()
+            written = [pace * (now_s - request.since_s) for request in requests]
+        return [
+            request.begun_tokens + int(tokens)
+            for request, tokens in zip(requests, written, strict=True)
+        ]
 
     def _clock(self, now_s: float) -> float:
         """Return the clock, extrapolated from the last scrape at the last pace."""

@@ -65,6 +65,7 @@ def status_of(
         rows_failed=len(manifest.failed),
         rows_outside_input=session.rows_outside_input,
         completion_tokens=sum(part.completion_tokens for part in parts),
+        tokens_saved=sum(part.tokens_saved for part in parts),
         tokens_per_s=_tokens_per_s(manifest, now_s),
         eta_s=0.0 if is_over else eta_s,
         days_left=days_left,

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.chat_template.turns import fitted_prompt
 from pipeline.dataset.frozen import frozen_prompts, schema_from_text
 from pipeline.dataset.journal import Journals, JournalWriter
+from pipeline.dataset.partials import Partials
 from pipeline.engines.metered import MeteredEngine
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import PipelineError
@@ -114,6 +115,7 @@ class WorkerActor:
                 carried_schema=schema_from_text(plan.carried_schema),
             ),
             log=lambda line: book.log.remote(line),
+            partials=Partials(folder=folder, run_id=plan.run_id, settings=plan.rows_depend_on),
             language_of=(
                 language_detector() if plan.config.quality.wrong_language.enabled else None
             ),

@@ -39,6 +39,7 @@ _WAITING_AFTER_S = 30.0
 _LOOK_AT_NODES_S = 5.0
 _COORDINATOR_WAITS_S = 10.0
 _READINGS_WAIT_S = 5.0
+_LAST_LINES_WAIT_S = 0.5
 
 
 @dataclass(slots=True)
@@ -140,13 +141,20 @@ class Cluster:
         least = self.plan.config.cluster.min_engines if self._engines_awaited else 1
         return len(self.hired) < least
 
-    def drain(self, timeout_s: float) -> None:
-        """Have every worker flush and end its engine; wait at most `timeout_s`."""
+    def drain(self, timeout_s: float) -> list[str]:
+        """Have every worker flush and end its engine; wait at most `timeout_s`.
+
+        Returns the log lines since the last poll.
+        """
         for hired in self.hired.values():
             hired.actor.stop.remote()
         running = [hired.running for hired in self.hired.values()]
         if running:
             ray.wait(running, num_returns=len(running), timeout=timeout_s)
+        try:
+            return ray.get(self.coordinator.take_lines.remote(), timeout=_LAST_LINES_WAIT_S)  # type: ignore[no-any-return]
+        except (RayActorError, GetTimeoutError):
+            return []
 
     def close(self, state: Literal["done", "stopped", "failed"]) -> Progress | None:
         """Have the coordinator write the final state. Return None when it does not answer."""

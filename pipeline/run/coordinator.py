@@ -6,11 +6,13 @@ loses its leases. This module knows nothing of Ray, whose actor the coordinator 
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import wraps
 from time import monotonic, time
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pipeline.dataset.journal import JournalName, Journals, LeasedRow, journals_in
+from pipeline.dataset.partials import BegunRows, Partials
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
 from pipeline.live.log import LiveLog, LogKeeper
@@ -90,6 +92,15 @@ class Coordinator:
         self._last_publish_s: float | None = None
         self._live_written_s = 0.0
         self._days_left: Band | None = None
+        self._begun = BegunRows(
+            partials=Partials(
+                folder=self._folder, run_id=plan.run_id, settings=plan.rows_depend_on
+            ),
+            by_number=self._row_names.by_number,
+            is_open=self._ledger.is_open,
+            log=self.log,
+        )
+        self._continue_first()
 
     # -- for workers
 
@@ -102,6 +113,8 @@ class Coordinator:
         if self._fleet.engines_awaited:
             return LeaseReply(lease=None, is_over=False)
         lease = self._ledger.lease(worker_id, now_s=monotonic())
+        if lease is not None:
+            lease = replace(lease, begun=self._begun.files_of(lease.rows))
         is_over = self._ledger.is_over
         if lease is None and not is_over:
             self._fleet.request_rows_back(worker_id)
@@ -185,6 +198,7 @@ class Coordinator:
             self._ledger.worker_left(worker_id)
         else:
             self._list_failed(self._ledger.worker_lost(worker_id), cause)
+        self._continue_first(worker_id)
         self._fleet.note_ended(worker_id)
 
     @_waits_for_folder
@@ -204,8 +218,12 @@ class Coordinator:
         if monotonic() - self._live_written_s >= _LIVE_INTERVAL_S:
             self._write_live(progress)
         self._readings.write_if_due(now_s=monotonic())
-        events, self._events = self._events, []
-        return progress, events
+        return progress, self.take_lines()
+
+    def take_lines(self) -> list[str]:
+        """Return the log lines since the last call."""
+        lines, self._events = self._events, []
+        return lines
 
     def newer_log(self, num_seen: int) -> LiveLog | None:
         """Return the run's readings if there are more than `num_seen`."""
@@ -218,9 +236,16 @@ class Coordinator:
         progress = self._progress(state)
         self._write_live(progress)
         self._readings.write()
+        if state == "done":
+            self._begun.load()
         return progress
 
     # -- inside
+
+    def _continue_first(self, worker_id: str | None = None) -> None:
+        """Lease rows first that were interrupted by a planned stop, or by that of a worker."""
+        if rows := self._begun.load(worker_id):
+            self._ledger.put_first(rows)
 
     def _accept(self, part: Part, rows: list[LeasedRow]) -> set[LeasedRow]:
         lock.check_held(self._folder, self._plan.token)

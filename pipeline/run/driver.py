@@ -118,7 +118,10 @@ def _generate(
         with display() as show, eta.working():
             kind = follow(cluster, signals, is_lost, _both(show, observer.see), eta)
         if kind in ("stopped", "canary_failed") or folder.is_remote:
-            cluster.drain(config.cluster.drain_timeout_s)
+            last_lines = cluster.drain(config.cluster.drain_timeout_s)
+            observer.note_events(last_lines)
+            for line in last_lines:
+                log(line)
         final = cluster.close("stopped" if kind == "canary_failed" else kind)
         _note_end(observer, kind, cluster.causes)
     if kind == "stopped":

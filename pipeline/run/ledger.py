@@ -7,8 +7,9 @@ that were lost with their worker are counted separately.
 """
 
 import random
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -104,6 +105,20 @@ class Ledger:
         deaths = tuple((row, self.deaths[row]) for row in rows if row in self.deaths)
         is_canary = self.has_canary and entry.opens == PENDING
         return Lease(key=key, worker_id=worker_id, rows=rows, deaths=deaths, is_canary=is_canary)
+
+    def put_first(self, rows: Collection[int]) -> None:
+        """Move the pending shards of these rows before others; those of a canary stay first."""
+        firsts = sorted(rows)
+
+        def is_later(shard_id: int) -> tuple[bool, bool]:
+            entry = self._entries[shard_id]
+            has_some = bisect_left(firsts, entry.start) < bisect_left(firsts, entry.stop)
+            return self.has_canary and entry.opens == LATER, not has_some
+
+        self._pending = deque(sorted(self._pending, key=is_later))
+
+    def is_open(self, row: int) -> bool:
+        return self.row_states[row] in (PENDING, LATER)
 
     def renew(self, worker_id: str, *, now_s: float) -> None:
         self._last_seen_s[worker_id] = now_s

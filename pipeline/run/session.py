@@ -32,7 +32,7 @@ from pipeline.dataset.run_record import (
 )
 from pipeline.engines.served import chat_template
 from pipeline.errors import ConfigError, ResumeError
-from pipeline.quality.canary import Excess
+from pipeline.quality.canary import Excess, settings_fingerprint
 from pipeline.run.canary import canary_due
 from pipeline.run.ledger import DONE
 from pipeline.store.folder import Folder
@@ -107,6 +107,7 @@ def prepare(
         own_schema=record.own_schema,
         rows_error=session.rows_error,
         template=facts,
+        rows_depend_on=f"{settings_fingerprint(record.identity)}-{facts.digest or 'unknown'}",
         canary=due.plan,
         accepted_shares=due.accepted,
     )

@@ -10,6 +10,8 @@ QUARANTINE = "quarantine"
 PROMPTS = "prompts"
 # The engines' logs.
 LOGS = "logs"
+# Rows that a planned stop interrupted, with what was generated of them, a file per worker.
+PARTIALS = "partials"
 # What engines reported of their memory, one JSON per launch.
 CALIBRATIONS = "calibrations"
 

@@ -56,10 +56,15 @@ class Backlog:
         """Return whether so many rows back off that no new ones should be leased."""
         return len(self._delayed) > _MAX_DELAYED_PER_RUNNING * max_running_requests
 
+    def __iter__(self) -> Iterator[Row]:
+        return iter([*self._line, *self.suspects, *(row for _, _, row in self._delayed)])
+
     def add(self, row: Row) -> None:
-        """Put a row at the end of the line, or among the suspects."""
+        """Put a row at the end of the line, or among the suspects; begun rows go first."""
         if self.suspects.is_suspect(row):
             self.suspects.add(row)
+        elif row.has_begun:
+            self._line.appendleft(row)
         else:
             self._line.append(row)
 
@@ -116,7 +121,7 @@ class InFlight:
     wake: asyncio.Event
     """Set when a task ends."""
     cut_off: list[Row] = field(default_factory=list)
-    """Rows whose connection broke when the engine was lost."""
+    """Rows whose request ended without an outcome because the engine was lost or stopped."""
     _rows: dict[asyncio.Task[None], Row] = field(default_factory=dict)
     _fault: BaseException | None = None
 
@@ -147,6 +152,11 @@ class InFlight:
     def cancel(self) -> None:
         for task in list(self._rows):
             task.cancel()
+
+    async def wait_for_end(self, timeout_s: float) -> None:
+        """Wait until all rows have ended, or the time is up."""
+        if self._rows:
+            await asyncio.wait(list(self._rows), timeout=timeout_s)
 
     async def cancel_and_wait(self) -> None:
         tasks = list(self._rows)

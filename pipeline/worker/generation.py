@@ -16,6 +16,8 @@ from schemas.prompt import Problem
 
 # The checks of a turn of this size hold up the event loop, and so the heartbeat, for a millisecond.
 _LONG_CHARACTERS = 8_000
+# assumed: a fault that has nothing to do with the first part is over by then
+_MOST_ATTEMPTS_TO_CONTINUE = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Generator:
     attempts: Attempts
     refusals: Refusals
     language_of: LanguageOf | None
+    worker_id: str
     num_requests: int = 0
     num_timeouts: int = 0
     num_refusals: int = 0
@@ -39,16 +42,20 @@ class Generator:
         while row.has_open_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
-            request, sent_s = row_request(row, self.config), monotonic()
+            request, sent_s = row_request(row, self.config, self.worker_id), monotonic()
             outcome = await self.engine.generate(request)
             self._count(outcome)
             if isinstance(outcome, Interruption):
                 self.num_interruptions += 1
+                _note_part(row, outcome)
                 return outcome
             self.attempts.note_answer()
             if isinstance(outcome, Turn):
                 self.refusals.note_answer(request, sent_s=sent_s)
                 await self._take(row, outcome)
+            elif row.so_far is not None:
+                # It may be the ids that are refused.
+                row.so_far = None
             elif not keep_flagged_turn(row):
                 return _problem(outcome)
         return None
@@ -76,6 +83,14 @@ class Generator:
             await asyncio.to_thread(take)
         else:
             take()
+
+
+def _note_part(row: Row, outcome: Interruption) -> None:
+    """Keep what the engine returned of the turn; begin a turn anew that cannot be continued."""
+    if outcome.so_far is not None:
+        row.so_far = outcome.so_far
+    elif row.attempts_at_turn > _MOST_ATTEMPTS_TO_CONTINUE:
+        row.so_far = None
 
 
 def _problem(refusal: Refusal) -> Problem:

@@ -1,15 +1,27 @@
-"""Lease rows from the coordinator, and give back those that others are to do."""
+"""Lease rows from the coordinator, and leave to others those that are not to be finished here.
+
+Invariant at a planned stop: a row is finished, or what it has is kept, or it has nothing.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
+from pipeline.dataset.partials import Partials
 from pipeline.dataset.prompts import history
+from pipeline.worker.backlog import InFlight
 from pipeline.worker.ports import Engine, LeaseBook
-from pipeline.worker.row import Row, over_context, rows_of_lease
+from pipeline.worker.row import Row, begun_row, over_context, resume_row, rows_of_lease
 from schemas.prompt import Problem, Prompt
 from schemas.shard import Lease, LeaseKey
+
+# SGLang ends aborted requests after its current step, of a tenth of a second at most; answers of
+# 1,000 requests take a second to read. A drain has two seconds by default.
+_MOST_WAIT_S = 1.2
+# A request that was on its way to the scheduler is not aborted with the others.
+_REPEAT_S = 0.3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,11 +29,15 @@ class Leases:
     """Leases of one worker: when it may ask for one, and the rows of each."""
 
     worker_id: str
+    session_id: str
     book: LeaseBook
     engine: Engine
     prompt_of: Callable[[int], Prompt]
     samples_per_prompt: int
     idle_poll_s: float
+    log: Callable[[str], None]
+    partials: Partials | None = None
+    """Files of rows that engines have begun; None where none are kept."""
     is_over: bool = False
     """Set when no row is left for any worker."""
     is_dry: bool = False
@@ -58,8 +74,29 @@ class Leases:
         """Give up whatever the coordinator still counts as this worker's."""
         await self.book.release(self.worker_id)
 
+    async def keep_begun(self, in_flight: InFlight, waiting: Iterable[Row]) -> None:
+        """Abort the requests in flight, and keep what these rows and those that wait have."""
+        if self.partials is None:
+            return
+        until_s = monotonic() + _MOST_WAIT_S
+        while in_flight and monotonic() < until_s and await self.engine.abort_all():
+            await in_flight.wait_for_end(_REPEAT_S)
+        rows = [*in_flight.cut_off, *in_flight, *waiting]
+        begun = [begun_row(row) for row in rows if row.has_begun]
+        if not begun:
+            return
+        keep = partial(self.partials.keep, self.session_id, self.worker_id, begun)
+        num_kept = await asyncio.to_thread(keep)
+        tokens = sorted((row.num_tokens for row in begun), reverse=True)
+        self.log(
+            f"event=partials_kept worker={self.worker_id} rows={num_kept} of={len(rows)} "
+            f"tokens={sum(tokens[:num_kept])}"
+        )
+
     def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
-        rows = rows_of_lease(lease, self.prompt_of, self.samples_per_prompt)
+        rows = list(rows_of_lease(lease, self.prompt_of, self.samples_per_prompt))
+        if lease.begun and self.partials is not None:
+            _continue_rows(rows, lease, self.partials)
         return [(row, row.prompt.problem or self._over_context(row.prompt)) for row in rows]
 
     def _over_context(self, prompt: Prompt) -> Problem | None:
@@ -67,3 +104,17 @@ class Leases:
             return None
         num_tokens = self.engine.prompt_tokens_at_least(history(prompt.messages, []))
         return over_context(num_tokens, self.engine.context_length)
+
+
+def _continue_rows(rows: Iterable[Row], lease: Lease, partials: Partials) -> None:
+    """Give rows of a lease what an engine before has generated of them."""
+    by_number = {row.number: row for row in rows}
+    for file in {file for _, file in lease.begun}:
+        names = {
+            (row.prompt.row_id, row.sample_index): row
+            for number, of in lease.begun
+            if of == file and (row := by_number.get(number)) is not None
+        }
+        for name, begun in partials.rows_of(file, names.keys()).items():
+            if begun.content_hash == names[name].prompt.content_hash:
+                resume_row(names[name], begun)

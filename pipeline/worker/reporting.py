@@ -2,13 +2,16 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from time import monotonic
 
+from pipeline.worker.background import Background
 from pipeline.worker.backlog import Backlog, InFlight
 from pipeline.worker.engine_watch import EngineWatch
 from pipeline.worker.generation import Generator
 from pipeline.worker.ports import Engine
 from pipeline.worker.publishing import Publisher
-from schemas.progress import WorkerReport, WorkerState
+from pipeline.worker.retries import Attempts
+from schemas.progress import Supply, WorkerReport, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +49,15 @@ class Reporter:
             plan=self.engine.plan,
             max_running_requests=self.engine.max_running_requests,
             starved=self.engine.starved,
+        )
+
+    def supply(self, attempts: Attempts, leasing: Background) -> Supply:
+        """Return what the worker has for its engine."""
+        return Supply(
+            in_flight=len(self.in_flight),
+            waiting=self.backlog.num_waiting,
+            backing_off=self.backlog.num_delayed,
+            held_s=max(0.0, attempts.held_until_s - monotonic()),
+            is_alone=self.backlog.has_suspects(self.in_flight),
+            is_leasing=leasing.is_running,
         )

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field, replace
 from pipeline.dataset.prompts import conversation, history
 from pipeline.quality.flags import FLAGS, LanguageOf, flags_to_retry, retry_sampling, turn_flags
 from pipeline.worker.ports import Engine
+from schemas.begun import BegunRow, FlaggedTurn
 from schemas.completion import Completion, QualityFlag, Turn
 from schemas.config.run_file import RunFile
 from schemas.manifest import FailedRow
+from schemas.partial import Continuation, PartialTurn
 from schemas.prompt import (
     Problem,
     Prompt,
     Request,
     SamplingParams,
+    continued_seed,
     tools_text,
     with_own_seed,
 )
@@ -35,6 +38,8 @@ class Row:
     sample_index: int
     is_canary: bool = False
     turns: list[Turn] = field(default_factory=list)
+    so_far: PartialTurn | None = None
+    """First part of the open turn, which is generated on from there."""
     attempts_at_turn: int = 0
     interruptions: int = 0
     deaths: int = 0
@@ -51,6 +56,11 @@ class Row:
     """Sampling of the next generation of a flagged turn."""
     first_sampling: SamplingParams | None = None
     """Sampling of the first turn, where it was generated again."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell if some of the row was generated before this worker has sent it."""
+        return bool(self.turns) or self.so_far is not None
 
     @property
     def has_open_turns(self) -> bool:
@@ -82,9 +92,46 @@ def rows_of_lease(
         )
 
 
-def row_request(row: Row, config: RunFile) -> Request:
-    """Build the request for the row's first open turn."""
-    turn_index = len(row.turns)
+def begun_row(row: Row) -> BegunRow:
+    """Return what is kept of a row."""
+    flagged = row.flagged_turn
+    return BegunRow(
+        row_id=row.prompt.row_id,
+        sample_index=row.sample_index,
+        content_hash=row.prompt.content_hash,
+        started_at_s=row.started_at_s,
+        turns=tuple(row.turns),
+        so_far=row.so_far,
+        interruptions=row.interruptions,
+        flags=tuple(sorted(row.flags)),
+        quality_retries=row.quality_retries,
+        quality_retries_of_turn=row.quality_retries_of_turn,
+        flagged_turn=FlaggedTurn(turn=flagged[0], flags=flagged[1]) if flagged else None,
+        next_sampling=row.next_sampling,
+        first_sampling=row.first_sampling,
+    )
+
+
+def resume_row(row: Row, begun: BegunRow) -> None:
+    """Put a row where it was when its engine was stopped."""
+    flagged = begun.flagged_turn
+    row.started_at_s = begun.started_at_s
+    row.turns, row.so_far = list(begun.turns), begun.so_far
+    row.interruptions, row.flags = begun.interruptions, set(begun.flags)
+    row.quality_retries = begun.quality_retries
+    row.quality_retries_of_turn = begun.quality_retries_of_turn
+    row.flagged_turn = (flagged.turn, flagged.flags) if flagged else None
+    row.next_sampling, row.first_sampling = begun.next_sampling, begun.first_sampling
+
+
+def row_request(row: Row, config: RunFile, worker_id: str) -> Request:
+    """Build the request for the row's first open turn, or for the rest of it."""
+    turn_index, so_far = len(row.turns), row.so_far
+    sampling = row.next_sampling or _seeded(row, config, turn_index)
+    if so_far is not None:
+        place = Continuation(at_token=so_far.num_tokens, worker_id=worker_id)
+        sampling = continued_seed(sampling, so_far.num_tokens)
+        so_far = replace(so_far, continued=(*so_far.continued, place))
     return Request(
         row_id=row.prompt.row_id,
         sample_index=row.sample_index,
@@ -95,9 +142,10 @@ def row_request(row: Row, config: RunFile) -> Request:
             with_reasoning=config.reasoning_in_history,
             originals=row.prompt.originals,
         ),
-        sampling=row.next_sampling or _seeded(row, config, turn_index),
+        sampling=sampling,
         settings=row.prompt.settings,
         tools=row.prompt.tools,
+        continues=so_far,
     )
 
 
@@ -111,7 +159,7 @@ def add_or_retry_turn(
 ) -> None:
     """Keep a generated turn with its flags, or prepare the row to generate it again."""
     quality, index = config.quality, len(row.turns)
-    row.attempts_at_turn = 0
+    row.attempts_at_turn, row.so_far = 0, None
     messages = history(row.prompt.messages, row.turns, originals=row.prompt.originals)
     question = next((m.content for m in reversed(messages) if m.role == "user"), "")
     flags = turn_flags(

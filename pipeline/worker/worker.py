@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 
 from pipeline.dataset.journal import JournalWriter
+from pipeline.dataset.partials import Partials
 from pipeline.errors import EngineError
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.background import Background
@@ -29,7 +30,7 @@ from pipeline.worker.retries import Attempts, Suspects
 from pipeline.worker.row import Row, engine_killed, failed_row
 from schemas.completion import Interruption
 from schemas.config.run_file import RunFile
-from schemas.progress import Orders, Supply, WorkerReport, WorkerState
+from schemas.progress import Orders, WorkerReport, WorkerState
 from schemas.prompt import Problem, Prompt
 
 # Waits double with each attempt, up to the limit of the run file long before this many.
@@ -48,6 +49,7 @@ class Worker:
     prompt_of: Callable[[int], Prompt]
     writer: JournalWriter
     log: Callable[[str], None]
+    partials: Partials | None = None
     language_of: LanguageOf | None = None
     intervals: Intervals = field(default_factory=Intervals)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,11 +82,14 @@ class Worker:
         self._in_flight = InFlight(wake=self._wake)
         self._leases = Leases(
             worker_id=self.worker_id,
+            session_id=self.session_id,
             book=self.book,
             engine=engine,
             prompt_of=self.prompt_of,
             samples_per_prompt=config.samples_per_prompt,
             idle_poll_s=self.intervals.idle_poll_s,
+            log=self.log,
+            partials=self.partials,
         )
         self._refusals = Refusals(most_unproven=max(MOST_HELD, config.quality.window_rows))
         self._refusal_watch = RefusalWatch(
@@ -102,6 +107,7 @@ class Worker:
             attempts=self._attempts,
             refusals=self._refusals,
             language_of=self.language_of,
+            worker_id=self.worker_id,
         )
         self._publisher = Publisher(
             worker_id=self.worker_id,
@@ -117,7 +123,7 @@ class Worker:
             engine=engine,
             config=config.engine,
             worker_id=self.worker_id,
-            supply=self._supply,
+            supply=lambda: self._reporter.supply(self._attempts, self._leasing),
             log=self.log,
             draining=self._draining,
             wake=self._wake,
@@ -166,6 +172,8 @@ class Worker:
         self._state = "running" if is_busy else "idle"
 
     async def _wind_up(self) -> None:
+        if self._draining.is_set() and self._state != "lost":
+            await self._leases.keep_begun(self._in_flight, self._backlog)
         await self._in_flight.cancel_and_wait()
         watching = (self._engine_watch.stop_watching(), self._refusal_watch.cancel())
         await asyncio.gather(self._leasing.cancel(), *watching, self._heartbeats.cancel())
@@ -206,6 +214,9 @@ class Worker:
 
     async def _handle_interruption(self, row: Row, outcome: Interruption) -> None:
         """Delay the row, set it aside after its last attempt, or note that the engine is lost."""
+        if self._draining.is_set():
+            self._in_flight.cut_off.append(row)
+            return
         self._engine_watch.note_interruption(outcome.cause)
         if outcome.is_engines:
             row.attempts_at_turn -= 1
@@ -315,16 +326,6 @@ class Worker:
     def report(self) -> WorkerReport:
         """Return the heartbeat of this moment."""
         return self._reporter.report(self._state)
-
-    def _supply(self) -> Supply:
-        return Supply(
-            in_flight=len(self._in_flight),
-            waiting=self._backlog.num_waiting,
-            backing_off=self._backlog.num_delayed,
-            held_s=max(0.0, self._attempts.held_until_s - monotonic()),
-            is_alone=self._backlog.has_suspects(self._in_flight),
-            is_leasing=self._leasing.is_running,
-        )
 
     # -- when the engine is lost
 

@@ -6,10 +6,12 @@ linear attention and a draft head.
 """
 
 import asyncio
+import json
 import os
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +25,10 @@ from pipeline.planner.sglang.metrics import EngineCounters, engine_counters, eng
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
-from schemas.completion import Interruption, Refusal, Turn
+from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config.run_file import RunFile
 from schemas.progress import Supply
-from schemas.prompt import Message, Request, SamplingParams
+from schemas.prompt import Message, Request, SamplingParams, TokenBias
 from tests.fakes.desk import (
     LocalBook,
     each_once,
@@ -213,6 +215,64 @@ def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None
     assert all(row["status"] == "ok" for row in published_rows(book).values())
     assert {part.worker_id for part in book.parts} == {"w0", "w1"}
     assert not engine_processes(tmp_path)
+
+
+def long_request(number: int, eos_id: int) -> Request:
+    """A greedy request that never ends by itself, so that it can be stopped in the middle."""
+    bias = (TokenBias(token_id=str(eos_id), bias=-100.0),)
+    made = request(f"question {number}", temperature=0.0, max_tokens=400, logit_bias=bias)
+    return replace(made, row_id=f"r{number}")
+
+
+def test_requests_that_are_aborted_and_continued_equal_undisturbed_ones(
+    engine: ServedEngine,
+) -> None:
+    """A planned stop with 20 requests in flight costs the last step of each, and nothing else."""
+    tokens = json.loads((Path(str(MODEL)) / "generation_config.json").read_text())
+    requests = [long_request(number, tokens["eos_token_id"]) for number in range(20)]
+
+    async def all_of(wanted: list[Request]) -> list[Outcome]:
+        return await asyncio.gather(*map(engine.generate, wanted))
+
+    async def stopped(wanted: list[Request], after_s: float) -> list[Request]:
+        """Send the requests, abort them, and return the requests for what is left."""
+        running = asyncio.create_task(all_of(wanted))
+        await asyncio.sleep(after_s)
+        while not running.done():
+            assert await engine.abort_all()
+            await asyncio.wait({running}, timeout=0.3)
+        left = []
+        for one, outcome in zip(wanted, running.result(), strict=True):
+            assert isinstance(outcome, Interruption), outcome
+            left.append(replace(one, continues=outcome.so_far or one.continues))
+        return left
+
+    async def life() -> tuple[list[Outcome], list[Request], list[Request], list[Outcome]]:
+        await engine.start()
+        try:
+            whole = await all_of(requests)
+            first = await stopped(requests, 1.0)
+            # As another process would: the engine is a new one.
+            await engine.stop()
+            await engine.start()
+            second = await stopped(first, 1.0)
+            return whole, first, second, await all_of(second)
+        finally:
+            await engine.stop()
+
+    whole, first, second, continued = asyncio.run(life())
+    # 16 of them run at once; those that waited have nothing.
+    assert sum(one.continues is not None for one in first) >= 15
+    for before, after in zip(first, second, strict=True):
+        if before.continues is not None:
+            assert after.continues is not None
+            assert after.continues.num_tokens >= before.continues.num_tokens
+    for one, other in zip(whole, continued, strict=True):
+        assert isinstance(one, Turn)
+        assert isinstance(other, Turn)
+        assert other.completion_token_ids == one.completion_token_ids
+        assert replace(other, duration_s=one.duration_s, continued=None) == one
+        assert one.completion_tokens == 400
 
 
 def hybrid_engine(

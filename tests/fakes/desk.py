@@ -1,7 +1,7 @@
 """A worker's surroundings without Ray: the real ledger and parts, and prompts to work on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.dataset.frozen import FrozenPrompts, freeze
 from pipeline.dataset.journal import Journals, JournalWriter
+from pipeline.dataset.partials import BegunRows, Partials
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.run.ledger import Ledger
@@ -45,9 +46,12 @@ class LocalBook:
     lost: list[str] = field(default_factory=list)
     orders: list[Orders] = field(default_factory=list)
     reports: list[WorkerReport] = field(default_factory=list)
+    begun: BegunRows | None = None
 
     async def lease(self, worker_id: str) -> LeaseReply:
         lease = self.ledger.lease(worker_id, now_s=monotonic())
+        if lease is not None and self.begun is not None:
+            lease = replace(lease, begun=self.begun.files_of(lease.rows))
         return LeaseReply(lease=lease, is_over=self.ledger.is_over)
 
     async def publish(
@@ -109,6 +113,7 @@ def worker_at(
     worker_id: str = "w0",
     log: Callable[[str], None] = lambda line: None,
     intervals: Intervals = QUICK,
+    partials: Partials | None = None,
 ) -> Worker:
     return Worker(
         worker_id=worker_id,
@@ -120,6 +125,7 @@ def worker_at(
         writer=journal_writer(book.folder),
         log=log,
         intervals=intervals,
+        partials=partials,
     )
 
 
@@ -131,10 +137,10 @@ def journal_writer(folder: Folder, run_id: str = "r") -> JournalWriter:
     )
 
 
-def frozen(folder: LocalFolder, prompts: list[Prompt]) -> FrozenPrompts:
+def frozen(folder: LocalFolder, prompts: list[Prompt], name: str = "x") -> FrozenPrompts:
     columns = InputColumns(column="prompt", shape="prompt", system_column=None)
     stream = PromptStream(columns=columns, carried=(), arrow_schema=None, prompts=iter(prompts))
-    return freeze(folder, "x", stream)
+    return freeze(folder, name, stream)
 
 
 def prompt(number: int, *, turns: int = 1, problem: Problem | None = None) -> Prompt:

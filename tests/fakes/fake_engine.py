@@ -91,6 +91,9 @@ class FakeEngine:
             return Interruption(cause="connection: refused", connection_failed=True)
         return self.script(request or PROBE)
 
+    async def abort_all(self) -> bool:
+        return False
+
     async def is_alive(self) -> bool:
         return self.alive
 

@@ -36,9 +36,9 @@ def run_records(
     ]  # fmt: skip
     status = RunStatus(
         folder="out", state=state, rows_total=100, rows_done=0, rows_error=0, rows_failed=0,
-        rows_outside_input=0, completion_tokens=0, tokens_per_s=None, eta_s=None, days_left=None,
-        last_publish_s=None, started_at_s=BEGAN_AT_S, num_parts=0, workers=tuple(workers),
-        failed=(),
+        rows_outside_input=0, completion_tokens=0, tokens_saved=0, tokens_per_s=None, eta_s=None,
+        days_left=None, last_publish_s=None, started_at_s=BEGAN_AT_S, num_parts=0,
+        workers=tuple(workers), failed=(),
     )  # fmt: skip
     return RunRecords(
         config=None, status=status, history=history, parts=parts,

@@ -19,6 +19,11 @@ cost a request. STANDIN is a JSON object that tells it what to do:
     silent: true         a start that says nothing and does nothing
     template_tokens: n   the chat template adds so many to each prompt
     starts: path         a file that counts the starts, so that a fault can be of the first ones
+    token_s: s           answers are generated token by token, in this time each; the model's folder
+                         has the tokenizer of `word_tokenizer.py`
+    tokenizer: folder    another folder with that tokenizer
+    ignores_ids: true    a release that does not know `input_ids`
+    runs_on: true        the last token of an answer comes with an abort only
 """
 
 import argparse
@@ -27,6 +32,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -61,6 +67,44 @@ class State:
         self.pool_tokens = 0
         self.effective = 0
         self.slack_gib = 0.0
+        self.model: WordModel | None = None
+        if "token_s" in script:
+            self.model = WordModel(script.get("tokenizer", flags.model_path))
+        self.aborts = 0
+        self.aborted = threading.Condition()
+
+
+class WordModel:
+    """A model whose next token follows from all tokens before it, and from nothing else.
+
+    An answer has 40 to 79 tokens, half of them thinking.
+    """
+
+    def __init__(self, folder: str) -> None:
+        values = json.loads((Path(folder) / "tokenizer.json").read_text())
+        self.number: dict[str, int] = values["model"]["vocab"]
+        self.word = {number: word for word, number in self.number.items()}
+
+    def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        words = " ".join(str(message["content"]) for message in messages).split()
+        return [*map(self._id, words), self.number["<assistant>"]]
+
+    def _id(self, word: str) -> int:
+        return self.number.get(word) or self.number[f"w{zlib.crc32(word.encode()) % 200}"]
+
+    def next_token(self, ids: list[int]) -> int:
+        start = len(ids) - ids[::-1].index(self.number["<assistant>"])
+        place, drawn = len(ids) - start, zlib.crc32(repr(ids[:start]).encode())
+        length = 40 + drawn % 40
+        if place == length - 1:
+            return self.number["<eos>"]
+        if place == length // 2:
+            return self.number["</think>"]
+        return self.number[f"w{(drawn + 31 * place) % 200}"]
+
+    def text(self, ids: list[int]) -> str:
+        words = [self.word[one] for one in ids]
+        return " ".join(word for word in words if word not in ("<assistant>", "<eos>"))
 
 
 def say(text: str) -> None:
@@ -267,8 +311,13 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if not self.is_allowed():
             self.send(401, b'{"error": "Unauthorized"}')
-            return
-        self.send_json(*answer(self.state, body))
+        elif self.path == "/abort_request":
+            abort_all(self.state)
+            self.send(200, b"")
+        elif self.state.model is not None:
+            self.send_json(*written(self.state, self.state.model, body))
+        else:
+            self.send_json(*answer(self.state, body))
 
     def is_allowed(self) -> bool:
         return self.headers.get("authorization") == f"Bearer {self.state.flags.api_key}"
@@ -317,6 +366,68 @@ def answer(state: State, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": words, "completion_tokens": 3, "reasoning_tokens": 1}
     return 200, {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+# -- answers token by token, which can be aborted and continued
+
+
+def abort_all(state: State) -> None:
+    with state.aborted:
+        state.aborts += 1
+        state.aborted.notify_all()
+
+
+def written(state: State, model: WordModel, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    prompt_ids = body.get("input_ids") if not state.script.get("ignores_ids") else None
+    prompt_ids = prompt_ids or model.prompt_ids(body["messages"])
+    with state.lock:
+        state.running += 1
+    try:
+        ids, finish = generate(state, model, prompt_ids, body["max_tokens"])
+    finally:
+        with state.lock:
+            state.running -= 1
+            state.answers += 1
+    end = model.number["</think>"]
+    reasoning = ids.index(end) + 1 if end in ids else len(ids)
+    before, _, after = model.text(ids).partition("</think>")
+    message = {"role": "assistant", "content": after, "reasoning_content": before or None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": finish,
+        "prompt_token_ids": prompt_ids,
+        "response_token_ids": ids,
+    }
+    usage = {
+        "prompt_tokens": len(prompt_ids),
+        "completion_tokens": len(ids),
+        "reasoning_tokens": reasoning,
+    }
+    return 200, {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def generate(
+    state: State, model: WordModel, prompt_ids: list[int], most: int
+) -> tuple[list[int], str]:
+    """As the scheduler does: an abort lets one more step run, whose token it does not check."""
+    ids: list[int] = []
+    began = state.aborts
+    while True:
+        token = model.next_token([*prompt_ids, *ids])
+        is_held = state.script.get("runs_on") and token == model.number["<eos>"]
+        with state.aborted:
+            wait_s = 3600 if is_held else state.script["token_s"]
+            state.aborted.wait_for(lambda: state.aborts > began, wait_s)
+        ids.append(token)
+        with state.lock:
+            state.tokens += 1
+        if state.aborts > began:
+            return ids, "abort"
+        if ids[-1] == model.number["<eos>"]:
+            return ids, "stop"
+        if len(ids) >= most:
+            return ids, "length"
 
 
 def serve_faults(state: State, prompt: str, running: int) -> None:

@@ -12,6 +12,7 @@ from pipeline.live.meter import Meter, rounded
 from pipeline.planner.sglang.metrics import EngineCounters
 from schemas.completion import Interruption, Turn
 from schemas.config.run_file import RunFile
+from schemas.partial import PartialTurn, TokenIds
 from schemas.progress import LiveSpan
 from schemas.prompt import Message, Request, SamplingParams
 from tests.fakes.scripted_server import Reply, ScriptedServer, completion_body, serving
@@ -357,3 +358,34 @@ def test_tokens_before_the_counters_were_first_read_count_at_the_first_pace() ->
     assert span is not None
     # 160 tokens in 2 s are 20 tokens/s for each of the four, which have run for 6 s.
     assert span.running == ((120, 4),)
+
+
+def test_rest_of_a_turn_counts_by_what_is_generated_here_and_its_length_by_the_whole() -> None:
+    meter = Meter()
+    meter.started(8)
+    # 150 of the 200 tokens came from an engine before: 50 in 10 s here.
+    rest = meter.note_request(100.0, begun_tokens=150)
+    meter.note_request(100.0, begun_tokens=40)
+    meter.note_outcome(rest, TURN, 110.0)
+    span = meter.take_span(120.0)
+    assert span is not None
+    assert span.finished == ((200, 1),)
+    assert span.tokens_per_s == pytest.approx(5 * (20 + 10) / 20)
+    assert span.running == ((40 + 5 * 20, 1),)
+    # The engine reads the prompt and the first part again.
+    assert span.prompt_tokens_per_s == pytest.approx((50 + 150) / 20)
+
+
+def test_request_that_was_aborted_and_kept_is_no_failure() -> None:
+    kept = PartialTurn(
+        prompt_token_ids=TokenIds("i"), completion_token_ids=TokenIds("i", [1]),
+        reasoning_tokens=None, is_thinking=False, duration_s=1.0,
+    )  # fmt: skip
+    meter = Meter()
+    meter.started(8)
+    for so_far in (kept, None):
+        number = meter.note_request(100.0)
+        meter.note_outcome(number, Interruption(cause="abort", so_far=so_far), 110.0)
+    span = meter.take_span(120.0)
+    assert span is not None
+    assert sum(count for _, count in span.interrupted) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.dataset.done_rows import DoneRows
 from pipeline.dataset.journal import JournalKind, JournalName, Journals
+from pipeline.dataset.partials import Partials
 from pipeline.dataset.recovery import recover
 from pipeline.dataset.run_record import read_manifest, write_run
 from pipeline.live.log import read_live_log
@@ -17,15 +18,17 @@ from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import LIVE_FILE
+from schemas.begun import BegunRow
 from schemas.chat_template import TemplateFacts
 from schemas.completion import QualityFlag
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import Part, RunIdentity, RunRecord
+from schemas.partial import PartialTurn, TokenIds
 from schemas.progress import LiveSpan, Progress
 from schemas.session import CanaryPlan, SessionPlan, Tally
 from schemas.shard import Lease
-from tests.fakes.desk import journal_writer
+from tests.fakes.desk import frozen, journal_writer, prompts_of
 from tests.fakes.example_completion import COMPLETION
 from tests.fakes.example_report import worker_report
 
@@ -410,3 +413,49 @@ def test_time_left_goes_into_live_json_and_is_noted_beside_the_readings(
     assert [noted.days for noted in log.times_left] == [left]
     live = Progress.from_json(LocalFolder(tmp_path).read(LIVE_FILE).decode())
     assert (live.state, live.days_left) == ("stopped", None)
+
+
+def begun_row(number: int) -> BegunRow:
+    so_far = PartialTurn(
+        prompt_token_ids=TokenIds("i", [1]),
+        completion_token_ids=TokenIds("i", [1, 2, 3]),
+        reasoning_tokens=None,
+        is_thinking=False,
+        duration_s=1.0,
+    )
+    return BegunRow(
+        row_id=f"q{number:03d}", sample_index=0, content_hash="h", started_at_s=1.0, so_far=so_far
+    )
+
+
+def test_rows_that_a_planned_stop_interrupted_are_leased_first_with_what_they_have(
+    coordinator: Build, tmp_path: Path
+) -> None:
+    frozen(LocalFolder(tmp_path), prompts_of(300), name="f")
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    partials.keep("before", "w0", [begun_row(150)])
+    book = coordinator(300, engines=2)
+    lease = book.lease("w0").lease
+    assert lease is not None
+    assert (lease.rows[0], lease.begun) == (128, ((150, "begun-before-w0.jsonl"),))
+    second = book.lease("w1").lease
+    assert second is not None
+    assert (second.rows[0], second.begun) == (0, ())
+    # A worker that is called back: its rows, and what they have, go to the next one.
+    partials.keep("s", "w1", [begun_row(5)])
+    book.worker_ended("w1", None)
+    third = book.lease("w2").lease
+    assert third is not None
+    assert (third.rows[0], third.begun) == (0, ((5, "begun-s-w1.jsonl"),))
+
+
+def test_partials_go_when_the_run_is_done(coordinator: Build, tmp_path: Path) -> None:
+    frozen(LocalFolder(tmp_path), prompts_of(1), name="f")
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    partials.keep("before", "w0", [begun_row(0)])
+    book = coordinator(1, engines=1)
+    lease = book.lease("w0").lease
+    assert lease is not None
+    book._ledger.mark_done([(lease.key, 0)])
+    book.close("done")
+    assert not partials.names()

@@ -159,8 +159,9 @@ class RecordedCluster(ScriptedCluster):
     def newer_log(self, num_seen: int) -> LiveLog | None:
         return None
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> list[str]:
         self.calls.append(f"drain {timeout_s:g}")
+        return ["event=partials_kept worker=w0 rows=3"]
 
     def close(self, state: str) -> Progress | None:
         self.calls.append(f"close {state}")
@@ -250,10 +251,11 @@ def test_without_a_terminal_every_line_has_time_level_component_and_event(
         driven(cluster, signals=(signal.SIGTERM,), console=console)
     lines = capsys.readouterr().err.splitlines()
     form = re.compile(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (INFO|WARNING) driver event=(\w+)( .*)?"
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (INFO|WARNING) "
+        r"(?:driver|engine) event=(\w+)( .*)?"
     )
     kinds = [found[2] for line in lines if (found := form.fullmatch(line))]
-    assert kinds == ["session", "look", "poll", "stopped", "published"]
+    assert kinds == ["session", "look", "poll", "partials_kept", "stopped", "published"]
     assert len(lines) == len(kinds)
 
 
@@ -268,10 +270,11 @@ def test_in_json_the_same_session_is_one_object_per_line(
         "session",
         "look",
         "poll",
+        "partials_kept",
         "stopped",
         "published",
     ]
-    stopped = records[3]
+    stopped = records[4]
     assert (stopped["by"], stopped["rows_done"], stopped["rows_total"]) == ("SIGTERM", 4, 10)
     assert (stopped["level"], stopped["component"]) == ("warning", "driver")
 
@@ -281,7 +284,8 @@ def test_stopped_session_is_drained_and_says_how_to_resume(driven: Drive) -> Non
     found = driven(cluster, signals=(signal.SIGTERM, signal.SIGINT))
     assert (found.end.kind, found.end.signal) == ("stopped", signal.SIGTERM)
     assert cluster.calls == ["hire", "drain 2", "close stopped"]
-    assert found.lines[-2:] == [
+    assert found.lines[-3:] == [
+        "event=partials_kept worker=w0 rows=3",
         "event=stopped by=SIGTERM rows_done=4 rows_total=10",
         "event=published every finished row is published; the same command resumes",
     ]

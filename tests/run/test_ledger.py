@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.run.ledger import DONE, FAILED, PENDING, Ledger, LedgerCounts, row_shards
+from pipeline.run.ledger import (
+    DONE,
+    FAILED,
+    PENDING,
+    Ledger,
+    LedgerCounts,
+    put_canary_first,
+    row_shards,
+)
 from schemas.shard import Lease, LeaseKey, Shard
 
 TTL_S = 10.0
@@ -549,3 +557,22 @@ def test_deaths_of_engines_are_counted_on_the_rows_in_flight() -> None:
     book.engine_died([(again.key, 2), (first.key, 1)])  # the second is of a lease that is over
     book.worker_lost("w1")
     assert leased(book, "w2").deaths == ((1, 1), (2, 2))
+
+
+def test_shards_of_rows_that_have_begun_are_leased_first_and_a_canary_before_them() -> None:
+    book = Ledger(row_states=bytearray(40), shard_rows=10, lease_ttl_s=60, max_shard_losses=3)
+    book.put_first([25, 30])
+    firsts = [lease.rows[0] for _ in range(4) if (lease := book.lease("w", now_s=0.0))]
+    assert firsts == [20, 30, 0, 10]
+    states = bytearray(40)
+    put_canary_first(states, 2, seed=1)
+    canary = {row for row in range(40) if states[row] == PENDING}
+    book = Ledger(
+        row_states=states, shard_rows=10, lease_ttl_s=60, max_shard_losses=3, has_canary=True
+    )
+    book.put_first([35])
+    leases = [book.lease("w", now_s=0.0) for _ in range(6)]
+    rows = [lease.rows for lease in leases if lease is not None]
+    of_canary = [one for one in rows if not canary.isdisjoint(one)]
+    assert rows[: len(of_canary)] == of_canary
+    assert 35 in rows[len(of_canary)]

@@ -42,6 +42,7 @@ def generator_of(engine: FakeEngine, flag: str = "empty_answer") -> Generator:
         attempts=attempts,
         refusals=Refusals(most_unproven=9),
         language_of=None,
+        worker_id="w0",
     )
 
 

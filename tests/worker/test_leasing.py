@@ -20,11 +20,13 @@ def leases_of(
     book = local_book(LocalFolder(folder), len(prompts) * samples, shard_rows=3)
     leases = Leases(
         worker_id="w0",
+        session_id="s",
         book=book,
         engine=FakeEngine(context_length=context_length),
         prompt_of=prompts.__getitem__,
         samples_per_prompt=samples,
         idle_poll_s=0.5,
+        log=lambda line: None,
     )
     return leases, book
 

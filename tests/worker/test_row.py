@@ -73,14 +73,14 @@ def test_lease_is_rows_of_prompts_times_samples() -> None:
 
 def test_request_is_for_the_first_open_turn_with_a_seed_of_its_own() -> None:
     row = a_row(turns=2)
-    first = row_request(row, run_file())
+    first = row_request(row, run_file(), "w0")
     row.turns.append(TURN)
-    second = row_request(row, run_file())
+    second = row_request(row, run_file(), "w0")
     assert (first.row_id, first.sample_index, first.turn_index) == ("q005", 1, 0)
     assert (second.turn_index, second.messages[1].content) == (1, "seven")
     assert second.messages[1].reasoning_content is None
     assert first.sampling.seed != second.sampling.seed
-    with_reasoning = row_request(row, run_file(reasoning_in_history=True))
+    with_reasoning = row_request(row, run_file(reasoning_in_history=True), "w0")
     assert with_reasoning.messages[1] == Message(
         role="assistant", content="seven", reasoning_content="hm"
     )
@@ -88,10 +88,10 @@ def test_request_is_for_the_first_open_turn_with_a_seed_of_its_own() -> None:
 
 def test_flagged_turn_is_requested_again_with_other_sampling() -> None:
     row = a_row()
-    first = row_request(row, RETRY_EMPTY)
+    first = row_request(row, RETRY_EMPTY, "w0")
     add(row, EMPTY, RETRY_EMPTY)
     assert (row.turns, row.quality_retries, row.quality_retries_of_turn) == ([], 1, 1)
-    again = row_request(row, RETRY_EMPTY)
+    again = row_request(row, RETRY_EMPTY, "w0")
     assert again.sampling == row.next_sampling
     assert again.sampling.seed != first.sampling.seed
 

@@ -9,6 +9,7 @@ from time import monotonic
 
 import pytest
 
+from pipeline.dataset.partials import Partials
 from pipeline.dataset.prompts import conversation, history
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.store.folder import LocalFolder
@@ -880,3 +881,41 @@ def test_report_tells_the_flags_of_the_last_rows_of_the_canary_none(desk: MakeDe
     canary.book.ledger.has_canary = True
     canary.run()
     assert canary.worker.report().window_rows == 0
+
+
+def test_planned_stop_keeps_the_turns_of_rows_between_turns(desk: MakeDesk, tmp_path: Path) -> None:
+    at = desk([prompt(0, turns=3), prompt(1, turns=3)], FakeEngine())
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    at.worker._leases.partials = partials
+
+    def stops_in_the_second_turn(request: Request) -> Outcome:
+        if request.turn_index == 1:
+            at.worker.stop()
+            return Interruption(cause="abort")
+        return echo(request)
+
+    at.engine.script = stops_in_the_second_turn
+    at.run()
+    assert at.engine.requests[-1].turn_index == 1
+    (name,) = partials.names()
+    kept = partials.rows_of(name, {("q000", 0), ("q001", 0)})
+    assert {key: len(row.turns) for key, row in kept.items()} == {("q000", 0): 1, ("q001", 0): 1}
+    # No row has failed an attempt, and none is set aside.
+    assert not at.book.failed
+
+
+def test_rows_of_an_engine_that_turned_bad_are_not_kept(desk: MakeDesk, tmp_path: Path) -> None:
+    at = desk([prompt(0, turns=2)], FakeEngine())
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    at.worker._leases.partials = partials
+
+    def turns_bad(request: Request) -> Outcome:
+        if request.turn_index == 1:
+            at.book.orders.append(Orders(drain_cause="bad"))
+            return Interruption(cause="HTTP 429", retry_after_s=60)
+        return echo(request)
+
+    at.engine.script = turns_bad
+    with pytest.raises(EngineError, match="drained: bad"):
+        at.run()
+    assert not partials.names()

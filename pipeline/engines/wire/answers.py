@@ -15,7 +15,8 @@ from pipeline.engines.wire.text import UNREADABLE, one_line, parsed, unicode_tex
 from pipeline.engines.wire.transport import Response
 from pipeline.models.thinking import split_thinking
 from schemas.chat_template import ThinkingTags
-from schemas.completion import Interruption, Outcome, Refusal, TokenIds, Turn
+from schemas.completion import Interruption, Outcome, Refusal, Turn
+from schemas.partial import PartialTurn, TokenIds
 from schemas.prompt import FunctionCall, ToolCall
 
 _OK = 200
@@ -120,7 +121,10 @@ def _outcome_of_body(
         )
     if finish not in ("stop", "length", "tool_calls"):
         # SGLang ends with `abort` when the engine is going down or was told to.
-        return Interruption(cause=f"the engine ended with {one_line(repr(finish))}")
+        return Interruption(
+            cause=f"the engine ended with {one_line(repr(finish))}",
+            so_far=_so_far(choice, body, duration_s) if finish == "abort" else None,
+        )
     reasoning_text, answer_text = split_thinking(
         content,
         reasoning,
@@ -128,8 +132,7 @@ def _outcome_of_body(
         was_cut=finish == "length",
         tags=tags,
     )
-    usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-    prompt_ids = _ids(choice, body, "prompt_token_ids")
+    usage, prompt_ids = _usage(body), _prompt_ids(choice, body)
     prompt_tokens = _count(usage, "prompt_tokens")
     return Turn(
         reasoning_text=reasoning_text,
@@ -139,10 +142,28 @@ def _outcome_of_body(
         completion_tokens=_count(usage, "completion_tokens"),
         reasoning_tokens=_reasoning_tokens(usage),
         prompt_token_ids=prompt_ids,
-        completion_token_ids=_ids(choice, body, "response_token_ids", "token_ids"),
+        completion_token_ids=_completion_ids(choice, body),
         generation_boundary=len(prompt_ids) if prompt_ids is not None else prompt_tokens,
         duration_s=duration_s,
         tool_calls=calls,
+    )
+
+
+def _so_far(
+    choice: Mapping[str, object], body: Mapping[str, Any], duration_s: float
+) -> PartialTurn | None:
+    """Return what an aborted request has; None without token ids."""
+    prompt_ids, ids = _prompt_ids(choice, body), _completion_ids(choice, body)
+    if prompt_ids is None or not ids:
+        return None
+    reasoning = _reasoning_tokens(_usage(body))
+    return PartialTurn(
+        prompt_token_ids=prompt_ids,
+        completion_token_ids=ids,
+        reasoning_tokens=reasoning,
+        # SGLang counts every token up to the closing tag.
+        is_thinking=reasoning is not None and reasoning >= len(ids),
+        duration_s=duration_s,
     )
 
 
@@ -196,6 +217,19 @@ def _reasoning_tokens(usage: Mapping[str, object]) -> int | None:
     inner = _count(details, "reasoning_tokens") if isinstance(details, dict) else None
     own = _count(usage, "reasoning_tokens")
     return own if own is not None else inner
+
+
+def _usage(body: Mapping[str, Any]) -> Mapping[str, object]:
+    usage = body.get("usage")
+    return usage if isinstance(usage, dict) else {}
+
+
+def _prompt_ids(choice: Mapping[str, object], body: Mapping[str, object]) -> TokenIds | None:
+    return _ids(choice, body, "prompt_token_ids")
+
+
+def _completion_ids(choice: Mapping[str, object], body: Mapping[str, object]) -> TokenIds | None:
+    return _ids(choice, body, "response_token_ids", "token_ids")
 
 
 def _ids(choice: Mapping[str, object], body: Mapping[str, object], *names: str) -> TokenIds | None:

@@ -14,12 +14,17 @@ def request_body(
     return_token_ids: bool,
     further_fields: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the body; a field without a value is left to the server."""
+    """Return the body; a field without a value is left to the server.
+
+    A continued turn is sent as token ids, from which SGLang generates on; it takes the messages for
+    what else they decide.
+    """
     own = {
         "model": model,
         "messages": [_message(message) for message in request.messages],
         "tools": list(request.tools) or None,
         **_sampling(request.sampling),
+        **_continued(request),
         "chat_template_kwargs": dict(template_kwargs) or None,
         "return_token_ids": return_token_ids or None,
     }
@@ -31,6 +36,16 @@ def _sampling(params: SamplingParams) -> dict[str, object]:
     if params.logit_bias is not None:
         fields["logit_bias"] = {entry.token_id: entry.bias for entry in params.logit_bias}
     return fields
+
+
+def _continued(request: Request) -> dict[str, object]:
+    """Return the ids of prompt and first part, and the budget that the latter leaves."""
+    first, most = request.continues, request.sampling.max_tokens
+    if first is None:
+        return {}
+    left = None if most is None else most - first.num_tokens
+    ids = first.prompt_token_ids + first.completion_token_ids
+    return {"input_ids": ids.tolist(), "max_tokens": left}
 
 
 def _message(message: Message) -> dict[str, object]:

@@ -10,6 +10,8 @@ from pipeline.engines.wire.transport import Response, Transport, WireError
 from pipeline.errors import EngineError
 
 _PAGE_TIMEOUT_S = 5.0
+# assumed: a server that works takes an order within this; a drain has two seconds for everything
+_ABORT_TIMEOUT_S = 0.5
 # assumed: /metrics of an SGLang server with 64 ranks has a tenth of it
 _MOST_PAGE_BYTES = 8 * 2**20
 # assumed: a release is a word or two; it is written into rows and the data set's card
@@ -50,6 +52,18 @@ def _context_length(content: bytes) -> int | None:
         return None
     known = [length for length in lengths if type(length) is int and length > 0]
     return min(known, default=None)
+
+
+async def abort_all(transport: Transport) -> bool:
+    """Have SGLang end all requests, each with the tokens that it has. Return whether it will."""
+    url = f"{transport.base_url.removesuffix('/v1')}/abort_request"
+    try:
+        response = await transport.post(
+            url, b'{"abort_all": true}', most_bytes=_MOST_PAGE_BYTES, timeout_s=_ABORT_TIMEOUT_S
+        )
+    except (TimeoutError, WireError):
+        return False
+    return response.status == _OK
 
 
 async def _get(transport: Transport, url: str) -> Response:
