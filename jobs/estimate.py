@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jobs.hardware_options import MAX_CARDS, groups_of, own_price, own_prices
 from jobs.terminal import read_text, tell, unreadable, write_text
-from pipeline.console.commands import program
+from pipeline.console.commands import program, split_launch_line
 from pipeline.errors import ConfigError, PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -46,6 +46,7 @@ examples:
   python -m jobs.estimate run.yaml --hardware rtx-pro-6000:4+b200:2 --price b200=4.20
   python -m jobs.estimate run.yaml --hardware all --gpus 8
   python -m jobs.estimate run.yaml --lengths-from out/pilot
+  python -m jobs.estimate run.yaml -- --tp 2 --mem-fraction-static 0.8      # as you launch it
   python -m jobs.estimate --update-from out/run
   python -m jobs.estimate --point --model Qwen/Qwen3.6-27B --gpu b200 --dtype bf16 \\
     --running-requests 64 --input-tokens 512 --output-tokens 2529
@@ -54,30 +55,34 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the estimate; return 2 for an error that the user can fix."""
-    options = argument_parser().parse_args(argv)
+    own, line = split_launch_line(sys.argv[1:] if argv is None else argv)
+    options = argument_parser().parse_args(own)
     try:
-        tell(_answered(options))
+        tell(_answered(options, line))
     except PipelineError as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _answered(options: argparse.Namespace) -> str:
+def _answered(options: argparse.Namespace, line: list[str] | None) -> str:
+    if line is not None and (options.point or options.update_from is not None):
+        raise PlanError("a launch line after -- is estimated for a run file alone")
     if options.point:
         return _point(options)
     if options.update_from is not None:
         return _updated(options)
     if options.run_file is None:
         raise PlanError("give a run file, or --point, or --update-from; --help shows all")
-    return _estimated(options)
+    return _estimated(options, line)
 
 
 def argument_parser() -> argparse.ArgumentParser:
     """Return the command's own parser."""
     parser = argparse.ArgumentParser(
         prog=program("jobs.estimate"),
-        usage="%(prog)s RUN.yaml [options]\n       %(prog)s --point --model M --gpu G [options]",
+        usage="%(prog)s RUN.yaml [options] [-- LAUNCH LINE]\n"
+        "       %(prog)s --point --model M --gpu G [options]",
         description="Tokens/s, days and dollars of a run on each hardware option.",
         epilog=_EXAMPLES.replace("python -m jobs.estimate", program("jobs.estimate")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -121,14 +126,18 @@ def argument_parser() -> argparse.ArgumentParser:
 # --- a run ------------------------------------------------------------------------------------
 
 
-def _estimated(options: argparse.Namespace) -> str:
+def _estimated(options: argparse.Namespace, line: list[str] | None) -> str:
     from pipeline.planner.estimate.estimate import run_estimate
     from pipeline.planner.estimate.output import estimate_json, estimate_text
+    from pipeline.run_file import own_launch_of
     from schemas.config.reader import read_run_file
 
     run = read_run_file(options.run_file, options.set)
     groups = _options(options, run)
-    estimate = run_estimate(_query(options, run, groups), groups)
+    query = _query(options, run, groups)
+    if line is not None:
+        query = replace(query, own_launch=own_launch_of(run, line))
+    estimate = run_estimate(query, groups)
     if not estimate.options:
         reasons = "".join(f"\n  {item.option}: {item.reason}" for item in estimate.unfit)
         raise PlanError(f"{run.model} fits on no option:{reasons}")

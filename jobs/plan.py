@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.hardware_options import counted_card
 from jobs.terminal import read_text, tell, write_text
-from pipeline.console.commands import command, program
+from pipeline.console.commands import command, program, split_launch_line
 from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
@@ -44,7 +44,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Explain a launch, or search for one; return 2 for an error that the user can fix."""
-    own, line = _split(list(sys.argv[1:] if argv is None else argv))
+    own, line = split_launch_line(sys.argv[1:] if argv is None else argv)
     parser = argument_parser()
     options = parser.parse_args(own)
     try:
@@ -66,14 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"plan: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split off the launch line, which follows the first `--`."""
-    if "--" not in words:
-        return words, None
-    cut = words.index("--")
-    return words[:cut], words[cut + 1 :]
 
 
 def argument_parser() -> argparse.ArgumentParser:

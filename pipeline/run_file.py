@@ -3,7 +3,8 @@
 Plan, estimate, launch and the live estimate all read the run file through this module.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def estimate_query(
         calibrations=calibrations or {},
         today=today,
     )
+
+
+def own_launch_of(run: RunFile, words: Sequence[str]) -> LaunchFlags:
+    """Parse the user's own launch line of the run's model. Raises PlanError for another model."""
+    line = parse_launch_line(words)
+    if line.model_path not in ("", run.model):
+        raise PlanError(
+            f"the launch line has --model-path {line.model_path}, the run file model: {run.model}"
+        )
+    return replace(line, model_path=run.model)
 
 
 def with_row_budgets(run: RunFile, budgets: RowBudgets | None) -> RunFile:

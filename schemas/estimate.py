@@ -185,6 +185,8 @@ class Dollars:
     """Bill at one price."""
 
     price: Price
+    days: Band
+    """Time of the whole job: on spot, with what preemptions add."""
     usd: Band
     usd_per_million_tokens: Band
     preemption_usd: float
@@ -210,6 +212,32 @@ class HardwareEstimate:
     assumptions: tuple[Assumption, ...]
     """Widest first."""
     warnings: tuple[str, ...]
+    cannot_run: str | None = None
+    """Reason why this product starts no engine on these cards; None where it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The option that answers a question, such as which is the cheapest, at one of its prices."""
+
+    option: str
+    price_kind: PriceKind | None
+    """None for an option without a price."""
+    days: Band
+    usd: Band | None
+    usd_per_million_tokens: Band | None
+    preemption_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsLaunched:
+    """The user's own launch line on one option."""
+
+    option: str
+    estimate: HardwareEstimate | None
+    """None where the launch does not start."""
+    reason: str
+    """Why it does not start; empty where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +250,10 @@ class UnfitOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """Options of a run, the cheapest million tokens first."""
+    """Options of a run: those that can run first, then the cheapest million tokens first.
+
+    That is at the user's own price or on demand; `answers` compares spot prices as well.
+    """
 
     model: str
     num_completions: int
@@ -232,6 +263,8 @@ class RunEstimate:
     unfit: tuple[UnfitOption, ...]
     assumptions: tuple[Assumption, ...]
     """Three assumptions that widen the first option's band most."""
+    as_launched: tuple[AsLaunched, ...] = ()
+    """The user's own launch line on each option, in the order given; empty where none is given."""
 
 
 # --- the running job ---------------------------------------------------------------------------

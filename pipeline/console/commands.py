@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 CONSOLE_SCRIPT = "regenerate"
@@ -15,6 +16,14 @@ def command(module: str, *words: str) -> str:
     called = sys.orig_argv[0]
     python = called if Path(called).name.startswith("python") else sys.executable
     return shlex.join([python, "-m", module, *words])
+
+
+def split_launch_line(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Split a command's own words from the launch line, which follows the first `--`."""
+    if "--" not in words:
+        return list(words), None
+    cut = words.index("--")
+    return list(words[:cut]), list(words[cut + 1 :])
 
 
 def program(module: str) -> str:

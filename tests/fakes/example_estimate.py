@@ -28,6 +28,8 @@ COMPLETIONS = 902_087
 MEAN_TOKENS = 2529.0
 _TOKENS = COMPLETIONS * MEAN_TOKENS
 _MIB = 1 << 20
+# The share of a spot node's time that preemptions take.
+_PREEMPTED = 0.019
 _SOURCE = "price list of a GPU cloud, as copied by an open catalogue"
 
 
@@ -64,9 +66,10 @@ def option(
     bills = tuple(
         Dollars(
             price=item,
+            days=around(hours / 24 * (1 + _PREEMPTED * (item.kind == "spot")), 1.38),
             usd=around(gpu_hours * item.usd_per_gpu_hour, 1.4),
             usd_per_million_tokens=around(gpu_hours * item.usd_per_gpu_hour / _TOKENS * 1e6, 1.36),
-            preemption_usd=gpu_hours * item.usd_per_gpu_hour * 0.019 * (item.kind == "spot"),
+            preemption_usd=gpu_hours * item.usd_per_gpu_hour * _PREEMPTED * (item.kind == "spot"),
         )
         for item in prices
     )

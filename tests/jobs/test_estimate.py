@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.estimate import main
+from pipeline.planner.cards import gpu_keys
 from pipeline.planner.estimate.figures import two_figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +116,39 @@ def test_own_price_replaces_the_listed_ones(
     assert (own["price"]["kind"], own["price"]["usd_per_gpu_hour"]) == ("own", 2.5)
     assert (spot["price"]["kind"], spot["price"]["usd_per_gpu_hour"]) == ("spot", 1.0)
     assert not own["price"]["stale"]
+
+
+def test_own_launch_line_is_estimated_beside_the_best_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = (run_file(tmp_path), *COUNT, "--hardware", "rtx-pro-6000:4")
+    line = ("--", "python", "-m", "sglang.launch_server", "--mem-fraction-static", "0.80")
+    text = printed(capsys, *words, *line)
+    shown = re.search(r"as you launch it: ([\d.]+) days.*as planned: ([\d.]+) days", text)
+    assert shown is not None
+    (launched,) = json.loads(printed(capsys, *words, "--json", *line))["as_launched"]
+    assert two_figures(launched["estimate"]["days"]["p50"]) == shown[1]
+    assert float(shown[1]) > float(shown[2])
+    assert json.loads(printed(capsys, *words, "--json"))["as_launched"] == []
+
+
+@pytest.mark.parametrize(
+    ("own", "line", "said"),
+    [
+        ((), ("--model-path", "Qwen/Qwen3-8B"), "the launch line has --model-path Qwen/Qwen3-8B"),
+        (("--point",), ("--tp", "2"), "a launch line after -- is estimated for a run file alone"),
+        ((), ("--tp", "two"), "argument --tp-size: invalid int value: 'two'"),
+    ],
+)
+def test_launch_line_that_cannot_be_estimated_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    own: tuple[str, ...],
+    line: tuple[str, ...],
+    said: str,
+) -> None:
+    words = (run_file(tmp_path), *COUNT, "--hardware", "b200:1")
+    assert said in refused(capsys, *words, *own, "--", *line)
 
 
 def test_mixed_cards_are_fed_from_one_queue(
@@ -238,7 +273,7 @@ def test_catalogue_is_ranked_whole(capsys: pytest.CaptureFixture[str], tmp_path:
     unfit = {item["option"]: item["reason"] for item in found["unfit"]}
     assert {"1 x B200", "1 x RTX PRO 6000 Blackwell"} <= names
     assert "no plan fits" in unfit["1 x L4"]
-    assert len(names) + len(unfit) == 24
+    assert len(names) + len(unfit) == len(gpu_keys())
 
 
 # --- bad input --------------------------------------------------------------------------------

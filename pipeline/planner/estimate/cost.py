@@ -82,8 +82,9 @@ def long_request_warning(preemption: Preemption, limit_tokens: int) -> str | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedHours:
-    """GPU-hours that one option spends, and the tokens that it generates in them."""
+    """Days and GPU-hours of one option without preemptions, and the tokens generated in them."""
 
+    days: Band
     gpu_hours: Band
     tokens: float
     """Output tokens of the whole job."""
@@ -96,7 +97,7 @@ def bill(
     price: Price,
     preemption: Preemption | None = None,
 ) -> Dollars:
-    """Price the GPU-hours.
+    """Price the GPU-hours, with those that preemptions add.
 
     The price's range widens the dollars, never the days: both add in quadrature as logarithms.
     """
@@ -106,6 +107,7 @@ def bill(
     rate = hours.tokens_per_s
     return Dollars(
         price=price,
+        days=hours.days.times(1 + lost),
         usd=_band(usd, hours.gpu_hours, price),
         # Tokens that are never generated cost nothing: lengths widen the sum, not this rate.
         usd_per_million_tokens=_band(

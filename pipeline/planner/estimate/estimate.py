@@ -27,6 +27,7 @@ from pipeline.planner.estimate.job_time import (
 from pipeline.planner.estimate.prices import prices_of
 from pipeline.planner.lengths.contexts import p99_of_summed_contexts
 from pipeline.planner.rate.errors import RateEvidence, RateGroup, rate_spreads
+from pipeline.planner.rate.own_launch import rated_launch
 from pipeline.planner.rate.ranking import Load, RatedPlan, RatedSearch, rated_search
 from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery
 from pipeline.planner.rate.step_time import decode_step
@@ -34,6 +35,7 @@ from pipeline.planner.rate.throughput import Workload, log_band, pair_is_measure
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import rules_for
 from schemas.estimate import (
+    AsLaunched,
     Band,
     ChosenPlan,
     Dollars,
@@ -49,6 +51,7 @@ from schemas.plan import Calibration, ModelFacts, NoSpeculation
 _LEAST_VCPUS_PER_GPU = 8
 # Steps shorter than this with more requests than that may be limited by the host.
 _SHORT_STEP_S, _SHORT_STEP_REQUESTS = 6e-3, 64
+_NO_ROCM = "regenerate starts no engine on ROCm; a server on such cards can be its endpoint"
 # The factor on the mean length by which the elasticity of the rate is measured.
 _LONGER = 1.1
 
@@ -79,10 +82,15 @@ class EstimateQuery:
     hours_between_preemptions: float
     calibrations: Mapping[str, Calibration]
     today: date
+    own_launch: LaunchFlags | None = None
+    """The user's own launch line, to be estimated beside the best plan."""
 
 
 def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]]) -> RunEstimate:
-    """Estimate every option: cheapest per million tokens first, unpriced ones last, by days."""
+    """Estimate every option, those that can run first.
+
+    Among these the cheapest million tokens is first; those without a price come last, by days.
+    """
     fitting: list[HardwareEstimate] = []
     unfit: list[UnfitOption] = []
     for groups in options:
@@ -90,7 +98,7 @@ def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]
             fitting.append(_hardware_estimate(query, groups))
         except PlanError as error:
             unfit.append(UnfitOption(option=option_name(groups), reason=str(error)))
-    fitting.sort(key=_usd_then_days)
+    fitting.sort(key=_rank)
     return RunEstimate(
         model=query.model.name,
         num_completions=query.num_completions,
@@ -99,6 +107,7 @@ def run_estimate(query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]
         options=tuple(fitting),
         unfit=tuple(unfit),
         assumptions=fitting[0].assumptions[:3] if fitting else (),
+        as_launched=_as_launched(query, options),
     )
 
 
@@ -107,9 +116,25 @@ def option_name(groups: Sequence[PricedGroup]) -> str:
     return " + ".join(f"{group.hardware.count} x {group.hardware.gpu.name}" for group in groups)
 
 
-def _usd_then_days(option: HardwareEstimate) -> tuple[bool, float, float]:
+def _rank(option: HardwareEstimate) -> tuple[bool, bool, float, float]:
     main = option.bills[0].usd_per_million_tokens.p50 if option.bills else 0.0
-    return not option.bills, main, option.days.p50
+    return option.cannot_run is not None, not option.bills, main, option.days.p50
+
+
+def _as_launched(
+    query: EstimateQuery, options: Sequence[tuple[PricedGroup, ...]]
+) -> tuple[AsLaunched, ...]:
+    """Estimate the user's own launch line on each option, where one is given."""
+    found: list[AsLaunched] = []
+    for groups in options if query.own_launch else ():
+        estimate, reason = None, ""
+        try:
+            rated = [_launched_group(query, group) for group in groups]
+            estimate = _costed(query, rated, groups)
+        except PlanError as error:
+            reason = str(error)
+        found.append(AsLaunched(option=option_name(groups), estimate=estimate, reason=reason))
+    return tuple(found)
 
 
 # --- one option -------------------------------------------------------------------------------
@@ -129,7 +154,13 @@ class RatedGroup:
 
 
 def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> HardwareEstimate:
-    rated = [rated_group(query, group) for group in groups]
+    return _costed(query, [rated_group(query, group) for group in groups], groups)
+
+
+def _costed(
+    query: EstimateQuery, rated: Sequence[RatedGroup], groups: Sequence[PricedGroup]
+) -> HardwareEstimate:
+    """Return time and cost of the job on groups whose launches are rated."""
     work = whole_job(query.num_completions, query.load.lengths)
     time = job_time(work, [item.rate for item in rated])
     bills = _bills(query, rated, time, work.tokens)
@@ -149,7 +180,14 @@ def _hardware_estimate(query: EstimateQuery, groups: Sequence[PricedGroup]) -> H
         bills=bills,
         assumptions=assumptions,
         warnings=_option_warnings(query, rated),
+        cannot_run=_cannot_run(groups),
     )
+
+
+def _cannot_run(groups: Sequence[PricedGroup]) -> str | None:
+    cards = [group.hardware.gpu for group in groups]
+    amd = dict.fromkeys(gpu.name for gpu in cards if speed_of(gpu).vendor == "amd")
+    return f"{', '.join(amd)}: {_NO_ROCM}" if amd else None
 
 
 def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
@@ -164,6 +202,21 @@ def rated_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
     )
     search = rated_search(question, query.load, most=1)
     best = search.plans[0]
+    return RatedGroup(group=group, search=search, rate=_rate_group(query, best))
+
+
+def _launched_group(query: EstimateQuery, group: PricedGroup) -> RatedGroup:
+    """Rate the user's own launch line on one kind of card. Raises PlanError for one that fails."""
+    assert query.own_launch is not None
+    best = rated_launch(
+        query.model,
+        group.hardware,
+        query.own_launch,
+        query.load,
+        version=query.version,
+        calibrations=query.calibrations,
+    )
+    search = RatedSearch(plans=(best,), curves=(), break_even_requests=None)
     return RatedGroup(group=group, search=search, rate=_rate_group(query, best))
 
 
@@ -240,6 +293,7 @@ def _bills(
 ) -> tuple[Dollars, ...]:
     """Return the bill on demand (or at the own price), then on spot, if all groups are priced."""
     hours = CostedHours(
+        days=time.days,
         gpu_hours=_all_cards(time, [item.group for item in rated]),
         tokens=tokens,
         tokens_per_s=time.tokens_per_s,

@@ -4,8 +4,18 @@ An estimated figure has two significant digits; a count or a listed price has al
 """
 
 import math
+from collections.abc import Sequence
 
-from schemas.estimate import Band, ChosenPlan, Price, PriceKind, StepParts
+from schemas.estimate import (
+    Answer,
+    AsLaunched,
+    Band,
+    ChosenPlan,
+    HardwareEstimate,
+    Price,
+    PriceKind,
+    StepParts,
+)
 from schemas.units import GIB, SECONDS_PER_DAY
 
 _PRICE_NAMES: dict[PriceKind, str] = {
@@ -135,6 +145,48 @@ def hourly_span(price: Price) -> str:
 def price_date(price: Price) -> str:
     """Return the date on which the price was read."""
     return price.date or "date not known"
+
+
+def stale_note(prices: Sequence[Price]) -> str | None:
+    """Return one note for all old prices: how many, and what to do; None where none is old."""
+    stale = sum(price.stale for price in prices)
+    if not stale:
+        return None
+    return (
+        f"{stale} of {len(prices)} prices are stale: more than 90 days old, or without a date; "
+        "give the provider's price of the day with --price GPU=USD[/SPOT]"
+    )
+
+
+# --- an option in words -----------------------------------------------------------------------
+
+
+def time_and_cost(option: HardwareEstimate) -> str:
+    """Describe an option by its days and first bill: 5.7 days, $490 on demand."""
+    parts = [days(option.days.p50)]
+    if option.bills:
+        bill = option.bills[0]
+        parts.append(f"{usd(bill.usd.p50)} {price_name(bill.price.kind)}")
+    return ", ".join(parts)
+
+
+def as_launched(launched: AsLaunched) -> str:
+    """Describe the user's own launch line on an option."""
+    if launched.estimate is None:
+        return f"as you launch it, it does not start: {launched.reason}"
+    return f"as you launch it: {time_and_cost(launched.estimate)}"
+
+
+def answered(answer: Answer) -> str:
+    """Describe an answer at its price, with what preemptions add to it on spot."""
+    words = f", {price_name(answer.price_kind)}" if answer.price_kind else ""
+    words += f": {days(answer.days.p50)} ({span(answer.days)})"
+    if answer.usd is not None and answer.usd_per_million_tokens is not None:
+        each = usd(answer.usd_per_million_tokens.p50)
+        words += f", {usd(answer.usd.p50)} ({usd_span(answer.usd)}), {each} per million tokens"
+    if answer.preemption_usd:
+        words += f"; preemptions are counted, {usd(answer.preemption_usd)}"
+    return words
 
 
 # --- a plan in words --------------------------------------------------------------------------

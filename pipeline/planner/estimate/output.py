@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from pipeline.planner.estimate import figures as figures
+from pipeline.planner.estimate.answers import cheapest, fastest
 from pipeline.planner.estimate.rate_output import step_json
 from schemas.estimate import (
     Band,
@@ -48,35 +49,48 @@ def hours_usd(option: HardwareEstimate, bill: Dollars, hours: float) -> float:
 def estimate_json(estimate: RunEstimate) -> dict[str, Any]:
     """Return the estimate as plain values: its records, with the figures derived from them."""
     document = {**asdict(estimate), "output_tokens": output_tokens(estimate)}
+    for name, answer in (("cheapest", cheapest), ("fastest", fastest)):
+        found = answer(estimate.options)
+        document[name] = asdict(found) if found else None
     for option, record in zip(estimate.options, document["options"], strict=True):
-        for bill, values in zip(option.bills, record["bills"], strict=True):
-            values.update(
-                ranks=bill is ranking_bill(option),
-                start_usd=hours_usd(option, bill, option.start_hours),
-                tail_usd=hours_usd(option, bill, option.tail_hours),
-                restart_usd=hours_usd(option, bill, option.restart_hours),
-            )
-        for plan, values in zip(option.plans, record["plans"], strict=True):
-            del values["step"]
-            values.update(
-                budget=[
-                    {"name": row.name, "gib": row.bytes / GIB, "note": row.note}
-                    for row in plan.budget
-                ],
-                total_gib=sum(row.bytes for row in plan.budget) / GIB,
-                step_s={**step_json(plan.step), "whole": plan.step.step_s()},
-            )
+        _add_figures(option, record)
+    for launched, record in zip(estimate.as_launched, document["as_launched"], strict=True):
+        if launched.estimate is not None:
+            _add_figures(launched.estimate, record["estimate"])
     return document
+
+
+def _add_figures(option: HardwareEstimate, record: dict[str, Any]) -> None:
+    """Add to the values of an option what is derived from them."""
+    for bill, values in zip(option.bills, record["bills"], strict=True):
+        values.update(
+            ranks=bill is ranking_bill(option),
+            start_usd=hours_usd(option, bill, option.start_hours),
+            tail_usd=hours_usd(option, bill, option.tail_hours),
+            restart_usd=hours_usd(option, bill, option.restart_hours),
+        )
+    for plan, values in zip(option.plans, record["plans"], strict=True):
+        del values["step"]
+        values.update(
+            budget=[
+                {"name": row.name, "gib": row.bytes / GIB, "note": row.note} for row in plan.budget
+            ],
+            total_gib=sum(row.bytes for row in plan.budget) / GIB,
+            step_s={**step_json(plan.step), "whole": plan.step.step_s()},
+        )
 
 
 # --- text -------------------------------------------------------------------------------------
 
 
 def estimate_text(estimate: RunEstimate) -> str:
-    """Return the options as a table, then assumptions, prices, misfits and warnings."""
+    """Return the answers and the options, then assumptions, prices, misfits and warnings."""
     blocks = [
         _head_lines(estimate),
-        _option_lines(estimate.options),
+        _launched_lines(estimate),
+        _answer_lines(estimate.options),
+        _option_lines([option for option in estimate.options if option.cannot_run is None]),
+        _apart_lines([option for option in estimate.options if option.cannot_run is not None]),
         _assumption_lines(estimate),
         _price_lines(estimate.options),
         _unfit_lines(estimate),
@@ -109,6 +123,40 @@ def _head_lines(estimate: RunEstimate) -> list[str]:
     ]
 
 
+def _launched_lines(estimate: RunEstimate) -> list[str]:
+    """Compare the user's own launch line with the best plan, a line for each option."""
+    if not estimate.as_launched:
+        return []
+    planned = {option.option: option for option in estimate.options}
+    lines = ["your launch line, and the best plan"]
+    for launched in estimate.as_launched:
+        text = f"{launched.option}: {figures.as_launched(launched)}"
+        if launched.option in planned:
+            text += f"; as planned: {figures.time_and_cost(planned[launched.option])}"
+        lines += _wrapped(text, first="  ")
+        for plan in launched.estimate.plans if launched.estimate else ():
+            lines += _wrapped(figures.plan_requests(plan), first="    ")
+    return lines
+
+
+def _answer_lines(options: Sequence[HardwareEstimate]) -> list[str]:
+    lines = []
+    for name, answer in (("cheapest", cheapest(options)), ("fastest", fastest(options))):
+        if answer is not None:
+            lines += _wrapped(f"{answer.option}{figures.answered(answer)}", first=f"{name:<10}")
+    return lines
+
+
+def _apart_lines(options: Sequence[HardwareEstimate]) -> list[str]:
+    """Return the options that this product cannot run, ranked among themselves."""
+    if not options:
+        return []
+    lines = ["for comparison only, ranked apart"]
+    for text in dict.fromkeys(filter(None, (option.cannot_run for option in options))):
+        lines += _wrapped(text, first="  ")
+    return [*lines, "", *_option_lines(options)[2:]]
+
+
 def _option_lines(options: Sequence[HardwareEstimate]) -> list[str]:
     """Return a row of p50 per option, its p10-p90 below, then its plans and overheads."""
     if not options:
@@ -119,13 +167,21 @@ def _option_lines(options: Sequence[HardwareEstimate]) -> list[str]:
     columns = zip(head, *(row for table in tables for row in table), strict=True)
     widths = [max(map(len, column)) for column in columns]
     lines = [
-        "p50, with p10-p90 below it; cheapest output token first",
+        _table_title(kinds),
         "",
         f"{'':>3}  {_row(head, widths)}  option",
     ]
     for rank, (option, table) in enumerate(zip(options, tables, strict=True), start=1):
         lines += _option_rows(rank, option, [_row(cells, widths) for cells in table])
     return lines[:-1]
+
+
+def _table_title(kinds: Sequence[PriceKind]) -> str:
+    """Say how the table is ordered; the answers above it count spot as well."""
+    order = "cheapest output token first"
+    if "spot" in kinds and len(kinds) > 1:
+        order += f", {' or '.join(figures.price_name(kind) for kind in kinds if kind != 'spot')}"
+    return f"p50, with p10-p90 below it; {order}"
 
 
 def _option_rows(rank: int, option: HardwareEstimate, rows: Sequence[str]) -> list[str]:
@@ -229,7 +285,6 @@ def _price_lines(options: Sequence[HardwareEstimate]) -> list[str]:
                 figures.hourly_span(price),
                 figures.price_name(price.kind),
                 figures.price_date(price),
-                "STALE" if price.stale else "",
                 option.option,
             )
             rows.setdefault(price.source, []).append(cells)
@@ -243,7 +298,8 @@ def _price_lines(options: Sequence[HardwareEstimate]) -> list[str]:
         for hourly, *rest, name in group:
             shown = (f"{cell:<{width}}" for cell, width in zip(rest, widths[1:], strict=False))
             lines += _wrapped(name, first=f"    {hourly:>{widths[0]}}  {'  '.join(shown)}  ")
-    return lines
+    note = figures.stale_note([bill.price for option in options for bill in option.bills])
+    return [*lines, *(_wrapped(note, first="  ") if note else ())]
 
 
 def _unfit_lines(estimate: RunEstimate) -> list[str]:

@@ -118,7 +118,7 @@ def rated_search(
         found = planned(candidate, lengths, query.version)
         if found is not None:
             searched = not query.base.has("max-running-requests")
-            plans.append(_rated(found, load, prices, limit_is_memory=searched))
+            plans.append(rated_plan(found, load, prices, limit_is_memory=searched))
         if len(plans) == most:
             break
     if not plans:
@@ -136,9 +136,10 @@ def ranking_rate(candidate: Candidate, load: Load) -> float:
     return rate * UNBACKED_SHARE if candidate.launch.ranks.pp_size > 1 else rate
 
 
-def _rated(
+def rated_plan(
     found: FoundPlan, load: Load, prices: Mapping[str, float], *, limit_is_memory: bool
 ) -> RatedPlan:
+    """Rate a plan at the requests that run; `prices` are by the name of the card."""
     replica = replica_of_launch(found.candidate.launch, FITTED)
     standing = _resident(found.candidate, load, limit_is_memory=limit_is_memory)
     rate = found.replicas * standing.rate.tokens_per_s

@@ -450,13 +450,14 @@ def _highest_fraction(shape: _Shape, flags: LaunchFlags) -> Candidate | None:
             # A lower fraction leaves the pools less.
             return None
         if judgement(launch, sized).verdict == "fits":
-            return _candidate(shape.option, launch, sized, shape.lengths)
+            return candidate_of(shape.option, launch, sized, shape.lengths)
     return None
 
 
-def _candidate(
+def candidate_of(
     option: HardwareOption, launch: ResolvedLaunch, sized: Sized, lengths: ExpectedLengths
 ) -> Candidate | None:
+    """Return a launch that was sized as a candidate; None if it runs no request of mean length."""
     each, _ = cap_of(sized, launch.model, lengths.held_tokens())
     if each < 1:
         return None
@@ -502,4 +503,4 @@ def _with_flags(
     sized = assess(launch) if isinstance(launch, ResolvedLaunch) else None
     if isinstance(launch, RefusedLaunch) or not isinstance(sized, Sized):
         return None
-    return _candidate(candidate.hardware, launch, sized, lengths)
+    return candidate_of(candidate.hardware, launch, sized, lengths)

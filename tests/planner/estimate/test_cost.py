@@ -30,7 +30,10 @@ def sure(figure: float) -> Band:
 
 def hours(gpu_hours: Band, rate: Band | None = None) -> CostedHours:
     """The founding job: 2.281e9 tokens on four cards."""
-    return CostedHours(gpu_hours=gpu_hours, tokens=2.281e9, tokens_per_s=rate or sure(1600))
+    days = gpu_hours.times(1 / 4 / 24)
+    return CostedHours(
+        days=days, gpu_hours=gpu_hours, tokens=2.281e9, tokens_per_s=rate or sure(1600)
+    )
 
 
 def spot(**changes: float) -> Preemption:
@@ -52,6 +55,18 @@ def test_dollars_a_million_tokens() -> None:
     # 1.69 / (3.6e-3 x 400) = $1.17, which is 2,677 / 2,281
     made = bill(hours(sure(1584)), price(1.69))
     assert made.usd_per_million_tokens.p50 == pytest.approx(1.174, abs=0.001)
+
+
+def test_preemptions_lengthen_the_job_as_they_lengthen_the_bill() -> None:
+    calm, preempted = (
+        bill(hours(sure(1584)), price(0.59)),
+        bill(hours(sure(1584)), price(0.59), spot()),
+    )
+    assert calm.days.p50 == pytest.approx(16.5)
+    for band in ("p10", "p50", "p90"):
+        longer = getattr(preempted.days, band) / getattr(calm.days, band)
+        assert longer == pytest.approx(1 + spot().fraction())
+    assert preempted.usd.p50 / calm.usd.p50 == pytest.approx(1 + spot().fraction())
 
 
 def test_preemptions_cost_two_percent() -> None:

@@ -20,7 +20,7 @@ from pipeline.planner.lengths.lengths import output_lengths
 from pipeline.planner.rate.ranking import Load
 from pipeline.planner.rate.search import HardwareOption, SearchLimits
 from pipeline.planner.sglang.flags import parse_launch_line
-from schemas.estimate import Price, PromptLengths
+from schemas.estimate import AsLaunched, Price, PromptLengths
 
 MODEL = "Qwen/Qwen3.6-27B"
 LENGTHS = output_lengths(2529, 1.2, 32_768, "stated")
@@ -187,3 +187,69 @@ def test_days_of_an_option_are_those_of_its_rate() -> None:
     assert (option.start_hours, option.tail_hours) == (time.start_hours, time.tail_hours)
     band = option.plans[0].tokens_per_s_per_gpu
     assert band.p50 == pytest.approx(rated.best.tokens_per_s / 7)
+
+
+def test_cards_without_an_engine_here_come_after_all_others() -> None:
+    amd, mixed = group("mi300x", 4, 0.01), (group("mi300x", 1, 0.01), group("b200", 1, 0.01))
+    estimate = run_estimate(QUERY, [(amd,), mixed, (group("b200", 4, 9.0),)])
+    first, *others = estimate.options
+    assert (first.option, first.cannot_run) == ("4 x B200", None)
+    for option in others:
+        assert option.cannot_run is not None
+        assert option.cannot_run.startswith("Instinct MI300X: regenerate starts no engine on ROCm")
+    # What widens the band is told of an option that can run.
+    assert estimate.assumptions == first.assumptions[:3]
+
+
+def launched(line: str, *groups: PricedGroup) -> AsLaunched:
+    flags = parse_launch_line([*line.split(), "--model-path", MODEL])
+    query = replace(QUERY, own_launch=flags)
+    (found,) = run_estimate(query, [groups]).as_launched
+    return found
+
+
+def test_own_launch_line_runs_as_it_is() -> None:
+    # The state pool of 0.8 with the prefix cache on holds 78 slots, 5 a request.
+    slow = launched("--mem-fraction-static 0.8", group("rtx-pro-6000", 4))
+    assert slow.estimate is not None
+    (plan,) = slow.estimate.plans
+    assert (plan.cap_requests, plan.replicas, plan.prefix_cache) == (15, 4, True)
+    best = run_estimate(QUERY, [(group("rtx-pro-6000", 4),)]).options[0]
+    assert slow.estimate.days.p50 > 2 * best.days.p50
+    assert slow.estimate.bills[0].usd.p50 > 2 * best.bills[0].usd.p50
+
+
+def test_best_plan_launched_by_hand_is_as_fast() -> None:
+    best = run_estimate(QUERY, [(group("b200", 2),)]).options[0]
+    (plan,) = best.plans
+    again = launched(" ".join(plan.argv), group("b200", 2)).estimate
+    assert again is not None
+    assert again.plans[0].cap_requests == plan.cap_requests
+    assert again.days.p50 == pytest.approx(best.days.p50)
+
+
+@pytest.mark.parametrize(
+    ("line", "replicas"),
+    [("--tp 2", 4), ("--tp 2 --dp 2", 4), ("--dp 8", 8), ("--tp 4 --pp 2", 1)],
+)
+def test_launch_line_is_started_as_often_as_the_cards_hold_it(line: str, replicas: int) -> None:
+    found = launched(f"{line} --disable-radix-cache", group("b200", 8)).estimate
+    assert found is not None
+    assert found.plans[0].replicas == replicas
+
+
+@pytest.mark.parametrize(
+    ("line", "cards", "reason"),
+    [
+        ("--tp 4", group("b200", 2), "one launch needs 4 cards, and there are 2"),
+        ("--dp 3", group("b200", 2), "one launch needs 3 cards, and there are 2"),
+        ("--tp 1", group("l40s", 4), "weights: "),
+        ("--mem-fraction-static 0.5", group("rtx-pro-6000", 1), "state pool: "),
+    ],
+)
+def test_launch_line_that_does_not_start_says_why(
+    line: str, cards: PricedGroup, reason: str
+) -> None:
+    found = launched(line, cards)
+    assert found.estimate is None
+    assert found.reason.startswith(reason), found.reason

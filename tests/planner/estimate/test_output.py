@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from pipeline.planner.estimate import figures as figures
+from pipeline.planner.estimate.answers import cheapest, fastest
 from pipeline.planner.estimate.output import (
     estimate_json,
     estimate_text,
     ranking_bill,
     warnings_by_text,
 )
-from schemas.estimate import Band, Price
+from schemas.estimate import AsLaunched, Band, Price
 from tests.fakes.example_estimate import B200, EXAMPLE, RTX_PRO_6000, option, price
 
 
@@ -175,8 +176,8 @@ def test_table_fits_120_columns_and_says_all() -> None:
         assert f"narrowed by: {item.measure}" in flat
     for unfit in EXAMPLE.unfit:
         assert f"{unfit.option}: {unfit.reason}" in flat
-    assert len(re.findall(r"2026-06-11 STALE", flat)) == 2
-    assert "2026-11-30 STALE" not in flat
+    assert len(re.findall("stale", flat)) == 1
+    assert "2 of 6 prices are stale: more than 90 days old, or without a date; give" in flat
     assert "$1.69 $1.32-2.62 on demand 2026-11-30 4 x RTX PRO 6000 Blackwell" in flat
 
 
@@ -202,6 +203,60 @@ def test_mtp_and_own_price_are_named() -> None:
     assert "TP 8 x 1 replica, MTP on (4 draft tokens), prefix cache on" in text
     assert "GPU-hours  own price  option" in text
     assert "preemptions" not in text
+
+
+def test_answers_count_spot_and_say_so() -> None:
+    lines = estimate_text(EXAMPLE).splitlines()
+    # 0.92 of 0.90 days, and $1.71 of $4.89, are left of the price on demand.
+    [cheap] = [line for line in lines if line.startswith("cheapest")]
+    assert cheap.startswith("cheapest  7 x B200, spot: 0.92 days (0.66-1.3), $260 ($180-360)")
+    assert "preemptions are counted, $4.9" in estimate_text(EXAMPLE)
+    [quick] = [line for line in lines if line.startswith("fastest")]
+    assert quick.startswith("fastest   7 x B200, on demand: 0.90 days (0.65-1.2), $740")
+    assert "; cheapest output token first, on demand" in "\n".join(lines)
+
+
+def test_option_that_cannot_run_is_never_an_answer_and_ranks_apart() -> None:
+    other = replace(EXAMPLE.options[0], option="8 x Other", cannot_run="Other: no engine here")
+    assert cheapest([other]) is None
+    assert fastest([other, EXAMPLE.options[2]]) == fastest([EXAMPLE.options[2]])
+    lines = estimate_text(replace(EXAMPLE, options=(EXAMPLE.options[0], other))).splitlines()
+    apart = lines.index("for comparison only, ranked apart")
+    assert lines[apart + 1] == "  Other: no engine here"
+    ranked = [number for number, line in enumerate(lines) if line.startswith("  1 ")]
+    assert [number > apart for number in ranked] == [False, True]
+    assert lines[ranked[1]].endswith("8 x Other")
+
+
+def test_fastest_option_needs_no_price() -> None:
+    unpriced = option("64 x B200", (replace(B200, num_gpus=64, replicas=64),), ())
+    options = (*EXAMPLE.options, unpriced)
+    quick, cheap = fastest(options), cheapest(options)
+    assert quick is not None
+    assert cheap is not None
+    assert (quick.option, quick.price_kind, quick.usd) == ("64 x B200", None, None)
+    assert (cheap.option, cheap.price_kind) == ("7 x B200", "spot")
+    assert estimate_json(replace(EXAMPLE, options=options))["fastest"]["option"] == "64 x B200"
+
+
+def test_own_launch_line_is_beside_the_best_plan() -> None:
+    slow = replace(EXAMPLE.options[2], days=Band(p10=12, p50=16.2, p90=20))
+    launched = (
+        AsLaunched(option=slow.option, estimate=slow, reason=""),
+        AsLaunched(option="7 x B200", estimate=None, reason="pool: not enough memory"),
+        AsLaunched(option="4 x L40S", estimate=None, reason="weights: too large"),
+    )
+    text = " ".join(estimate_text(replace(EXAMPLE, as_launched=launched)).split())
+    assert (
+        "4 x RTX PRO 6000 Blackwell: as you launch it: 16 days, $990 on demand; as planned: "
+        "6.1 days, $990 on demand" in text
+    )
+    assert "as you launch it, it does not start: pool: not enough memory; as planned: 0.90" in text
+    assert "4 x L40S: as you launch it, it does not start: weights: too large" in text
+    values = estimate_json(replace(EXAMPLE, as_launched=launched))["as_launched"]
+    assert [item["estimate"] is None for item in values] == [False, True, True]
+    assert values[0]["estimate"]["days"]["p50"] == 16.2
+    assert values[0]["estimate"]["plans"][0]["total_gib"] == pytest.approx(95.2, abs=0.1)
 
 
 def test_run_that_fits_nowhere_still_has_its_reasons() -> None:
