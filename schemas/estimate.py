@@ -237,7 +237,7 @@ class AsLaunched:
     estimate: HardwareEstimate | None
     """None where the launch does not start."""
     reason: str
-    """Why it does not start; empty where it does."""
+    """Reason why it does not start; empty where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which option is the cheapest and which the fastest, at any price that is known.
+"""The cheapest option and the fastest one, at any price that is known.
 
 Spot counts where it is priced, with the time and the dollars that preemptions add. Options that
 this product cannot run are never an answer.
