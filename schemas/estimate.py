@@ -222,7 +222,7 @@ class Answer:
 
     option: str
     price_kind: PriceKind | None
-    """None for an option without a price."""
+    """Kind of the price; None for an option without one."""
     days: Band
     usd: Band | None
     usd_per_million_tokens: Band | None
@@ -235,7 +235,7 @@ class AsLaunched:
 
     option: str
     estimate: HardwareEstimate | None
-    """None where the launch does not start."""
+    """Estimate with that launch; None where it does not start."""
     reason: str
     """Reason why it does not start; empty where it does."""
 
