@@ -25,6 +25,10 @@ class EngineError(PipelineError):
     """The engine is gone or never came up. The worker restarts it and keeps its lease."""
 
 
+class PortTakenError(EngineError):
+    """Another process listens on the engine's port. Nothing was sent; another port is tried."""
+
+
 class EngineGivenUpError(EngineError):
     """The engine cannot be mended by a restart. The worker ends and reports the cause."""
 

@@ -35,6 +35,7 @@ EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
 ENGINES = "pipeline.engines"
 WIRE = "pipeline.engines.wire"
+PROCESS = "pipeline.engines.process"
 RECIPES = "pipeline.recipes"
 DEPLOY = "pipeline.recipes.deploy"
 REPORT = "pipeline.report"
@@ -70,7 +71,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
     WIRE: {MODELS},
-    ENGINES: {WIRE, CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
+    PROCESS: {SGLANG},
+    ENGINES: {WIRE, PROCESS, CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
     REPORT_ROWS: {DATASET, STORE},
     CHARTS: {REPORT_ROWS},
     COURSE: {REPORT_ROWS, CHARTS, LIVE, DATASET, STORE},
@@ -113,11 +115,20 @@ DOORS: dict[str, set[str]] = {
     "jinja2": {REPORT, DEPLOY, "pipeline.chat_template.sandbox"},
     "py3langid": {QUALITY},
     "xllamacpp": {ENGINES},
-    "subprocess": {ENGINES, "pipeline.chat_template.rendering"},
+    "subprocess": {ENGINES, PROCESS, "pipeline.chat_template.rendering"},
     "pynvml": {ENGINES},
     "urllib.request": {"pipeline.models.files", "pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},
-    "time": {"pipeline.store.object_store", CONSOLE, ENGINES, WORKER, RUN, CONNECTION, "jobs"},
+    "time": {
+        "pipeline.store.object_store",
+        CONSOLE,
+        ENGINES,
+        PROCESS,
+        WORKER,
+        RUN,
+        CONNECTION,
+        "jobs",
+    },
 }
 
 # First words of a docstring that is a fragment rather than a sentence.

@@ -100,6 +100,11 @@ EVENTS: dict[str, EventKind] = {
     ),
     "evidence": EventKind("engine", WARNING, "{worker}: {line}"),
     "step_down": EventKind("engine", WARNING, "{worker} starts again with {change} ({cause})"),
+    "start_waits": EventKind(
+        "engine",
+        INFO,
+        "{worker} waits for another engine's start on this node, {waited_s:,} s so far",
+    ),
     "start_again": EventKind("engine", WARNING, "{worker} starts again in {wait_s:g} s ({cause})"),
     "given_up": EventKind("engine", ERROR, "{worker} gives up: {reason}"),
     "starved": EventKind("engine", WARNING, "{worker} is starved: {why}"),

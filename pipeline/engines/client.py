@@ -19,7 +19,8 @@ import orjson
 from pipeline.engines.wire.answers import outcome_of
 from pipeline.engines.wire.body import request_body
 from pipeline.engines.wire.continuing import Continuing
-from pipeline.engines.wire.pages import abort_all, context_length, text_of_page
+from pipeline.engines.wire.pages import abort_all, context_length, server_release, text_of_page
+from pipeline.engines.wire.peer import PeerCheck
 from pipeline.engines.wire.transport import Transport, UnreachableError, WireError
 from pipeline.models.thinking import THINK, row_template_kwargs
 from schemas.chat_template import TemplateFacts
@@ -61,12 +62,16 @@ class ChatClient:
     """Facts of the model's chat template: its tags, and the switch of a row's own thinking."""
     continuing: Continuing | None = None
     """Turns that go on after a planned stop; None for a server that does not continue any."""
+    check_peer: PeerCheck | None = None
+    """Check of each new connection to an engine of ours."""
     _completions: Transport = field(init=False)
     _pages: Transport = field(init=False)
 
     def __post_init__(self) -> None:
-        self._completions = Transport(base_url=self.base_url, api_key=self.api_key)
-        self._pages = Transport(base_url=self.base_url, api_key=self.api_key)
+        self._completions, self._pages = self._new_transport(), self._new_transport()
+
+    def _new_transport(self) -> Transport:
+        return Transport(base_url=self.base_url, api_key=self.api_key, check_peer=self.check_peer)
 
     async def generate(self, request: Request) -> Outcome:
         """Send the request once. Errors of server and network become outcomes, never exceptions."""
@@ -123,6 +128,10 @@ class ChatClient:
         Raises EngineError when no server answers, or it refuses the key or is not ready.
         """
         return await context_length(self._pages)
+
+    async def release(self) -> str | None:
+        """Return the name and version of the server; None where it does not tell."""
+        return await server_release(self._pages)
 
     async def page(self, path: str) -> str | None:
         """Return a page outside the API, such as `/metrics`; None where the request fails."""

@@ -3,7 +3,7 @@
 usage: embedded_server.py MODEL_FILE ALIAS CONTEXT_LENGTH MAX_RUNNING_REQUESTS THREADS ADDRESS_FILE
 
 Listens on a free port of loopback and writes its address to ADDRESS_FILE. Requests need the key in
-EMBEDDED_API_KEY.
+ENGINE_API_KEY.
 """
 
 import os
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     params.model_alias = {alias}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.api_keys = [os.environ.pop("EMBEDDED_API_KEY")]
+    params.api_keys = [os.environ.pop("ENGINE_API_KEY")]
     # llama.cpp divides one context among its slots.
     params.n_ctx = int(context_length) * int(running)
     params.n_parallel = int(running)

@@ -8,6 +8,7 @@ starves when it runs far fewer requests than it has room for; the metrics show w
 from collections import deque
 from dataclasses import dataclass, field
 
+from pipeline.engines.process.counters import Activity
 from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
 
@@ -28,15 +29,6 @@ _SLOWER_YET = 0.5
 # Bounds what a hung server and a queue can make of the deadline
 _MOST_GROWTH = 16.0
 _LEAST_LATE_TO_REPORT = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """Counters of an engine and everything below it; any difference is a sign of life."""
-
-    log_bytes: int
-    io_bytes: int
-    cpu_ticks: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,21 +21,23 @@ from pipeline.engines.gpus import visible_cards
 from pipeline.engines.health import Watch
 from pipeline.engines.ladder import Again, Stop
 from pipeline.engines.launch import LaunchHistory
-from pipeline.engines.server import EngineProcess, installed_release
+from pipeline.engines.process.server import EngineProcess, installed_release
 from pipeline.engines.startup import (
     TRIAL,
     Address,
     StartProbe,
+    embedded_address,
     first_on_this_node,
     start_embedded,
     start_sglang,
 )
 from pipeline.engines.vitals import Vitals, vitals_of
-from pipeline.errors import ConfigError, EngineError, EngineGivenUpError
+from pipeline.errors import ConfigError, EngineError, EngineGivenUpError, PortTakenError
 from pipeline.models.thinking import THINK, facts_by_name
 from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
 from pipeline.planner.sglang.failures import Cause, failure_cause
 from pipeline.planner.sglang.metrics import engine_load
+from pipeline.planner.sglang.wordings import CauseKind
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
 from schemas.chat_template import TemplateFacts
@@ -233,23 +235,21 @@ class ServedEngine:
         self.name, self.release = "llama.cpp", embedded.release()
         with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder:
             file = Path(folder) / "address"
-            self._process, key = start_embedded(self.config, file, self.log_path)
-            url = await self._new_probe().written(file)
-        self._client = self._new_client(Address(base_url=f"{url}/v1", api_key=key))
-        probe = self._new_probe()
+            self._process = start_embedded(self.config, file, self.log_path)
+            probe = self._new_probe()
+            address = embedded_address(self._process, await probe.written(file))
+        self._client = await self._client_of_own(probe, address)
         await self._read_server(probe, self._client)
         await probe.first_turn(self._client)
         self._vitals.begin(self._client)
 
     async def _read_server(self, probe: StartProbe, client: "ChatClient") -> None:
-        from pipeline.engines.wire.pages import server_release
-
         served, configured = await probe.context_length(client), self.config.engine.context_length
         self.context_length = configured or served
         if self.config.engine.kind == "sglang":
             # A step down may have cut the run file's context.
             self.context_length = served or configured
-        self.release = self.release or await server_release(client.base_url, client.api_key)
+        self.release = self.release or await client.release()
 
     # -- SGLang
 
@@ -285,12 +285,12 @@ class ServedEngine:
     async def _came_up(self, launch: LaunchHistory) -> bool:
         """Start once. Return False when another start is due, after a failure or not."""
         try:
-            async with first_on_this_node(self.config):
+            async with first_on_this_node(self.config, self.log):
                 self._process, address = start_sglang(
                     self.config, launch.arguments(), self.log_path
                 )
-                self.name, self._client = "sglang", self._new_client(address)
-                probe = self._new_probe()
+                self.name, probe = "sglang", self._new_probe()
+                self._client = await self._client_of_own(probe, address)
                 await self._read_server(probe, self._client)
                 trial = await probe.first_turn(self._client)
                 if not launch.lengthen_context(trial.prompt_tokens):
@@ -300,7 +300,9 @@ class ServedEngine:
         except EngineError as error:
             if self._process is None:
                 raise EngineGivenUpError(str(error)) from None
-            await self._follow_failure(launch, str(error) if self._process.is_running else None)
+            kind: CauseKind = "port" if isinstance(error, PortTakenError) else "watchdog"
+            symptom = str(error) if self._process.is_running else None
+            await self._follow_failure(launch, symptom, kind)
         return False
 
     async def _note_up(
@@ -315,10 +317,12 @@ class ServedEngine:
         self._effective_requests = min(effective, raise_file_limit())
         self._vitals.begin(client)
 
-    async def _follow_failure(self, launch: LaunchHistory, symptom: str | None) -> None:
+    async def _follow_failure(
+        self, launch: LaunchHistory, symptom: str | None, kind: CauseKind = "watchdog"
+    ) -> None:
         """End the engine and do what the ladder says. Raises EngineGivenUpError at its end."""
         assert self._process is not None
-        cause, text = _failure(self._process, symptom)
+        cause, text = _failure(self._process, symptom, kind)
         await self.stop()
         match launch.note_end(cause, text, now_s=monotonic()):
             case Stop(reason=reason):
@@ -330,6 +334,12 @@ class ServedEngine:
 
     def _new_probe(self) -> StartProbe:
         return StartProbe(config=self.config.engine, process=self._process)
+
+    async def _client_of_own(self, probe: StartProbe, address: Address) -> "ChatClient":
+        """Return a client once the engine's own process listens at its address."""
+        assert address.port is not None
+        await probe.held(address.port)
+        return self._new_client(address)
 
     def _new_client(self, address: Address) -> "ChatClient":
         # The driver checks engines and never calls one: it starts 0.3 s sooner without the library.
@@ -349,6 +359,7 @@ class ServedEngine:
             further_fields=config.request,
             template=facts,
             continuing=self._new_continuing(facts),
+            check_peer=address.port.check if address.port is not None else None,
         )
 
     def _new_continuing(self, facts: TemplateFacts) -> "Continuing | None":
@@ -367,15 +378,17 @@ class ServedEngine:
         )
 
 
-def _failure(process: EngineProcess, symptom: str | None) -> tuple[Cause, str]:
+def _failure(process: EngineProcess, symptom: str | None, kind: CauseKind) -> tuple[Cause, str]:
     """Return the cause of a failure and the log that shows it.
 
-    The symptom counts where the log names no cause, as with an engine that hangs.
+    The symptom, of the given kind, counts where the log names no cause, as with an engine that
+    hangs.
     """
     text, status = process.log_text(), process.status
     cause = failure_cause(text, status=status, kernel_kills=process.kernel_kills)
     if symptom is not None and cause.kind in ("unknown", "killed"):
-        cause = Cause(kind="watchdog", stage=cause.stage, summary=symptom, evidence=cause.evidence)
+        evidence = (symptom, *cause.evidence)
+        cause = Cause(kind=kind, stage=cause.stage, summary=symptom, evidence=evidence)
     return cause, text
 
 

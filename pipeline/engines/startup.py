@@ -7,8 +7,7 @@ import asyncio
 import hashlib
 import os
 import secrets
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,14 @@ from typing import TYPE_CHECKING
 
 from pipeline.engines import embedded
 from pipeline.engines.health import StartWatch
-from pipeline.engines.server import EngineProcess, free_port, node_lock
+from pipeline.engines.process.command import start_of_program, through_launcher
+from pipeline.engines.process.environment import passed_environment
+from pipeline.engines.process.node import node_lock
+from pipeline.engines.process.port import EnginePort, free_port
+from pipeline.engines.process.server import EngineProcess
 from pipeline.errors import EngineError
+from pipeline.models.files import has_weights
+from pipeline.store.own_folder import own_temporary_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.config.engine import EngineConfig
 from schemas.config.run_file import RunFile
@@ -33,6 +38,9 @@ _READY_TIMEOUT_S = {"embedded": 120.0, "endpoint": 20.0, "sglang": float("inf")}
 _READY_POLL_S = 0.1
 # A server that is overloaded is not asked more often.
 _TRIAL_POLL_S = {"embedded": 0.1, "endpoint": 1.0, "sglang": 0.1}
+# assumed: a model of 1 TB arrives in two to three hours
+_NODE_PATIENCE_S = 4 * 3600.0
+_NODE_REPORT_S = 300.0
 _NODE_POLL_S = 0.5
 _LIFE_POLL_S = 5.0
 # assumed: a compiler may use the CPU for an hour without a line, as do ranks that wait for a lost
@@ -66,20 +74,29 @@ class Address:
 
     base_url: str
     api_key: str
+    port: EnginePort | None = None
+    """Port of an engine of ours; an endpoint is the user's own to trust."""
 
 
 def start_sglang(
     config: RunFile, flags: Sequence[str], log_path: Path
 ) -> tuple[EngineProcess, Address]:
     """Start SGLang's server on a free port. Raises EngineError when its command does not exist."""
-    engine, port = config.engine, free_port()
+    engine, number = config.engine, free_port()
     # Hexadecimal: a parser would take a leading dash for a flag.
     key = secrets.token_hex(24)
+    command = engine.command or [str(engine.python), "-m", "sglang.launch_server"]
     name = ["--served-model-name", engine.served_model_name or config.model]
-    address = ["--host", "127.0.0.1", "--port", str(port), "--api-key", key]
+    address = ["--host", "127.0.0.1", "--port", str(number)]
+    program_at = start_of_program(command) if engine.command else 1
+    if program_at is not None:
+        command = through_launcher(command, program_at)
+    else:
+        # A container's process is started by another; nothing but the command line reaches it.
+        address += ["--api-key", key]
     process = EngineProcess(
         command=[
-            *(engine.command or [str(engine.python), "-m", "sglang.launch_server"]),
+            *command,
             *("--model-path", config.model),
             *_without_given([*name, *address], flags),
             *flags,
@@ -89,10 +106,28 @@ def start_sglang(
         env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **engine.env},
         log_path=log_path,
         secret=key,
-        pass_env=engine.pass_env,
+        inherited=_inherited(config, has_model=has_weights(config.model)),
     )
     process.start()
-    return process, Address(base_url=f"http://127.0.0.1:{port}/v1", api_key=key)
+    return process, _address(process, number, accepts_user=engine.listener == "user")
+
+
+def _inherited(config: RunFile, *, has_model: bool) -> dict[str, str]:
+    ours = (config.engine.api_key_env, config.events.webhook_env)
+    return passed_environment(
+        os.environ,
+        config.engine.pass_env,
+        withheld=[name for name in ours if name],
+        has_model=has_model,
+    )
+
+
+def _address(process: EngineProcess, port: int, *, accepts_user: bool = False) -> Address:
+    return Address(
+        base_url=f"http://127.0.0.1:{port}/v1",
+        api_key=process.secret,
+        port=EnginePort(number=port, processes=process.processes, accepts_user=accepts_user),
+    )
 
 
 def _without_given(ours: list[str], flags: Sequence[str]) -> list[str]:
@@ -102,37 +137,47 @@ def _without_given(ours: list[str], flags: Sequence[str]) -> list[str]:
     return [text for pair in pairs if pair[0] not in given for text in pair]
 
 
-def start_embedded(
-    config: RunFile, address_file: Path, log_path: Path
-) -> tuple[EngineProcess, str]:
-    """Start llama.cpp's server, which writes its address to a file; return its key with it."""
-    key = secrets.token_urlsafe(24)
+def start_embedded(config: RunFile, address_file: Path, log_path: Path) -> EngineProcess:
+    """Start llama.cpp's server, which writes its address to a file."""
     process = EngineProcess(
         command=embedded.command(config.engine, model=config.model, address_file=address_file),
-        env={**config.engine.env, "EMBEDDED_API_KEY": key},
+        env=config.engine.env,
         log_path=log_path,
-        secret=key,
+        secret=secrets.token_hex(24),
+        inherited=_inherited(config, has_model=True),
     )
     process.start()
-    return process, key
+    return process
+
+
+def embedded_address(process: EngineProcess, url: str) -> Address:
+    """Return the address that llama.cpp's server wrote, for example `http://127.0.0.1:4711`."""
+    return _address(process, int(url.rpartition(":")[2]))
 
 
 @asynccontextmanager
-async def first_on_this_node(config: RunFile) -> AsyncIterator[None]:
+async def first_on_this_node(config: RunFile, log: Callable[[str], None]) -> AsyncIterator[None]:
     """Let one engine start at a time until one has come up on this node.
 
     The first downloads the model and compiles its kernels; the others find both in the caches.
+    A turn that does not come for hours is no longer waited for. Raises ConfigError where another
+    user has taken the folder of the locks.
     """
     key = f"{config.model}|{config.engine.python}|{config.engine.command}"
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}"
+    folder = own_temporary_folder()
     warm = folder / f"{name}.{config.output.folder.replace('/', '_')[-80:]}.warm"
-    while not warm.exists():
+    began_s = monotonic()
+    report_at_s = began_s + _NODE_REPORT_S
+    while not warm.exists() and monotonic() < began_s + _NODE_PATIENCE_S:
         with node_lock(folder / f"{name}.lock") as is_held:
             if is_held:
                 yield
                 warm.touch()
                 return
+        if monotonic() > report_at_s:
+            waited_s, report_at_s = monotonic() - began_s, report_at_s + _NODE_REPORT_S
+            log(f"event=start_waits waited_s={waited_s:.0f} lock={str(folder / name)!r}")
         await asyncio.sleep(_NODE_POLL_S)
     yield
 
@@ -163,6 +208,15 @@ class StartProbe:
             self.check("it does not listen")
             await asyncio.sleep(_READY_POLL_S)
         return text
+
+    async def held(self, port: EnginePort) -> None:
+        """Wait until the engine listens on its port. Raises EngineError as `check` does.
+
+        Raises PortTakenError when somebody else listens there.
+        """
+        while not await asyncio.to_thread(port.is_held):
+            self.check("it does not listen")
+            await asyncio.sleep(_READY_POLL_S)
 
     async def context_length(self, client: "ChatClient") -> int | None:
         """Wait until the server lists its models. Raises EngineError as `check` does."""

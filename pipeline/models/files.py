@@ -226,6 +226,18 @@ def _hub_cache(name: str) -> Path | None:
     return folders[-1] if folders else None
 
 
+def has_weights(name: str) -> bool:
+    """Return whether all of the model's weights are in its folder or the hub's cache."""
+    folder = model_folder(name)
+    if folder is None:
+        return Path(name).is_file()
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return any(any(folder.glob(f"*{suffix}")) for suffix in (".safetensors", ".bin", ".gguf"))
+    shards = _read(index).get("weight_map")
+    return isinstance(shards, dict) and all((folder / str(s)).exists() for s in shards.values())
+
+
 def _from_hub(name: str) -> ModelFiles | None:
     config = _download(name, "config.json")
     if config is None:

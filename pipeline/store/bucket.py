@@ -16,8 +16,6 @@ A store has no rename, append or lock. They are replaced as follows:
 """
 
 import hashlib
-import os
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +31,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.errors import ConfigError
 from pipeline.store.folder import CLAIMS, Folder, LocalFolder
 from pipeline.store.object_store import Store, open_store, place
+from pipeline.store.own_folder import own_temporary_folder
 from schemas.config.section import is_url
 from schemas.units import MIB
 
@@ -194,7 +193,7 @@ class StoreFolder(Folder):
 
     def local_file(self, name: str) -> Path:
         own = hashlib.sha256(self.where.encode()).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"regenerate-{os.getuid()}" / own / name
+        return own_temporary_folder() / own / name
 
     def keep_local(self, name: str) -> None:
         """Upload the last megabyte of the file, if it exists."""

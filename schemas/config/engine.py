@@ -10,6 +10,7 @@ from schemas.config.section import PathText, Section
 
 EngineKind = Literal["embedded", "endpoint", "sglang"]
 EnginePlan = Literal["auto", "off"]
+EngineListener = Literal["own", "user"]
 _VARIABLE = {"env": r"[^=\s*\0]+", "pass_env": r"[^=\s*\0]+\*?|\*"}
 _SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key)$")
 _OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
@@ -73,6 +74,10 @@ class EngineConfig(Section):
     """Python interpreter of the environment that SGLang is installed in."""
     command: list[str] = []
     """Command that starts SGLang's server instead, for example a container; flags are appended."""
+    listener: EngineListener = "own"
+    """Processes that may listen on the port of an engine that is started, and get its key and the
+    prompts. own: its own; user: any of this user or of root, such as a container's, which `command`
+    only asks for."""
     flags: list[str] = []
     """Flags of `sglang.launch_server`, as on its command line."""
     plan: EnginePlan = "auto"
@@ -81,8 +86,9 @@ class EngineConfig(Section):
     env: dict[str, str] = {}
     """Environment variables to set for the engine's process. Secrets are refused; export them."""
     pass_env: list[str] | None = None
-    """Variables of the worker to pass to the engine, `NCCL_*` for a prefix. Null: all but
-    PYTHONPATH. Variables that every process needs are always passed."""
+    """Variables of the worker to pass to the engine, `NCCL_*` for a prefix, `*` for all. Null: all
+    but PYTHONPATH and secrets; HF_TOKEN until the model is on disk. Variables that every process
+    needs are always passed."""
 
     @field_validator("plan", mode="before")
     @classmethod

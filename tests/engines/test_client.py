@@ -17,7 +17,7 @@ from time import monotonic
 import pytest
 
 from pipeline.engines.client import ChatClient
-from pipeline.engines.wire.pages import offer_of, server_release
+from pipeline.engines.wire.pages import offer_of
 from pipeline.engines.wire.transport import MOST_IN_FLIGHT, raise_file_limit
 from pipeline.errors import EngineError
 from schemas.completion import Interruption, Outcome, Refusal, Turn
@@ -555,4 +555,11 @@ def test_refused_key_and_absent_server_are_told(server: ScriptedServer) -> None:
 
 
 def test_release_of_a_server_that_does_not_tell_is_unknown(server: ScriptedServer) -> None:
-    assert asyncio.run(server_release(server.url, "k")) is None
+    async def once() -> str | None:
+        client = client_for(server.url)
+        try:
+            return await client.release()
+        finally:
+            await client.close()
+
+    assert asyncio.run(once()) is None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.engines.health import Activity, Deadline, StartWatch, Watch
+from pipeline.engines.health import Deadline, StartWatch, Watch
+from pipeline.engines.process.counters import Activity
 from pipeline.planner.sglang.metrics import EngineLoad
 from schemas.progress import Supply
 

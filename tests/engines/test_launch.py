@@ -1,129 +1,30 @@
 """Launch, step-down and supervision with a real process, through the real worker."""
 
 import asyncio
-import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.engines.ladder import _WAIT_S, Again
+from pipeline.engines.ladder import Again
 from pipeline.engines.launch import LaunchHistory, server_figures
 from pipeline.engines.remedies import Step
 from pipeline.engines.served import ServedEngine
 from pipeline.errors import EngineError
 from pipeline.planner.sglang.failures import Cause
 from pipeline.store.folder import LocalFolder
-from pipeline.worker.intervals import Intervals
-from pipeline.worker.worker import Worker
 from schemas.config.run_file import RunFile
-from schemas.prompt import Prompt
 from tests.fakes.desk import (
-    LocalBook,
     each_once,
-    frozen,
-    local_book,
     prompts_of,
     published_rows,
-    worker_at,
 )
+from tests.fakes.engine_site import MODEL, STANDIN, MakeSite
 
 pytestmark = [pytest.mark.engine]
-
-STANDIN = Path(__file__).parents[1] / "fakes" / "standin_sglang.py"
-MODEL = "Qwen/Qwen3.6-27B"
-SHORT = Intervals(
-    tick_s=0.05,
-    heartbeat_s=0.05,
-    idle_poll_s=0.05,
-    engine_check_s=0.05,
-    restart_backoff_s=(0.0, 0.05),
-)
-
-
-@dataclass(slots=True)
-class Site:
-    """An engine, a worker and the files that they leave behind."""
-
-    folder: LocalFolder
-    config: RunFile
-    engine: ServedEngine
-    worker: Worker
-    book: LocalBook
-    events: list[str] = field(default_factory=list)
-
-    def run(self) -> None:
-        asyncio.run(self.worker.run())
-
-    def logged(self, event: str) -> list[str]:
-        return [line for line in self.events if line.startswith(f"event={event} ")]
-
-    def starts(self) -> list[str]:
-        """The command lines that were started, in order."""
-        return [line.partition(" ")[2] for line in self._starts()]
-
-    def started_at_s(self) -> list[float]:
-        return [float(line.partition(" ")[0]) for line in self._starts()]
-
-    def _starts(self) -> list[str]:
-        return (self.folder.root / "starts").read_text().splitlines()
-
-
-MakeSite = Callable[..., Site]
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSite]:
-    """Builds a site: `site(prompts, {"hang_after": 5}, plan="off", …)`."""
-    for kind in _WAIT_S:
-        monkeypatch.setitem(_WAIT_S, kind, 0.05)
-    monkeypatch.setattr("pipeline.engines.startup._READY_POLL_S", 0.02)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def make(prompts: list[Prompt], standin: dict[str, Any], **engine: object) -> Site:
-        folder = LocalFolder(tmp_path / "out")
-        for name in ("data", "staging", "logs"):
-            folder.make(name)
-        told = {"starts": str(folder.root / "starts"), **standin}
-        values: dict[str, Any] = {
-            "prompts": {"path": "unused"},
-            "model": MODEL,
-            "output": {"folder": str(folder.root), "flush_interval_s": 0.2},
-            "work": {"shard_rows": 8},
-            "retry": {"backoff_initial_s": 0.001},
-            "hardware": [{"gpu": "RTX PRO 6000"}],
-            "planner": {"sglang_version": "0.5.23"},
-            "engine": {
-                "kind": "sglang",
-                "gpus": 1,
-                "command": [sys.executable, "-I", str(STANDIN)],
-                "env": {"STANDIN": json.dumps(told)},
-                **engine,
-            },
-        }
-        config = RunFile.model_validate(values)
-        events: list[str] = []
-        served = ServedEngine(
-            config=config,
-            worker_number=0,
-            log_path=folder.path("logs/engine-0.log"),
-            log=events.append,
-        )
-        book = local_book(folder, len(prompts), shard_rows=8)
-        worker = worker_at(
-            book, frozen(folder, prompts), served, config, log=events.append, intervals=SHORT
-        )
-        return Site(folder, config, served, worker, book, events)
-
-    yield make
-    gc.collect()
 
 
 def test_what_the_run_file_leaves_open_is_planned_and_the_engines_figure_is_kept(

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engines import startup
 from pipeline.engines.client import ChatClient
-from pipeline.engines.server import EngineProcess
+from pipeline.engines.process.server import EngineProcess
 from pipeline.engines.startup import StartProbe, first_on_this_node, start_sglang
 from pipeline.errors import EngineError
 from schemas.config.engine import EngineConfig
@@ -108,7 +108,7 @@ def test_engines_start_one_at_a_time_until_one_is_up(
 
     async def start(*, fails: bool = False) -> None:
         nonlocal running
-        async with first_on_this_node(config):
+        async with first_on_this_node(config, print):
             running += 1
             most[0] = max(most[0], running)
             await asyncio.sleep(0.05)
@@ -123,6 +123,25 @@ def test_engines_start_one_at_a_time_until_one_is_up(
         # One is up: the others find everything in the caches.
         await asyncio.gather(start(), start(), start())
         assert most == [3]
+
+    asyncio.run(life())
+
+
+def test_turn_that_does_not_come_is_reported_and_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, seconds in (("REPORT", 0.02), ("POLL", 0.01), ("PATIENCE", 0.2)):
+        monkeypatch.setattr(f"pipeline.engines.startup._NODE_{name}_S", seconds)
+    lines: list[str] = []
+
+    async def life() -> None:
+        config = run_file(tmp_path)
+        async with (
+            first_on_this_node(config, lines.append),
+            first_on_this_node(config, lines.append),
+        ):
+            assert lines[0].startswith("event=start_waits waited_s=0 lock=")
 
     asyncio.run(life())
 

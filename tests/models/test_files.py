@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.models.files import catalogue_names, find_model, load_model, read_model
+from pipeline.models.files import catalogue_names, find_model, has_weights, load_model, read_model
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
@@ -89,6 +89,21 @@ def test_missing_config_is_named(tmp_path: Path) -> None:
         read_model(tmp_path / "none.json")
     with pytest.raises(PlanError, match=f"no config.json in {tmp_path}"):
         read_model(tmp_path)
+
+
+def test_weights_are_on_disk_once_every_shard_is(tmp_path: Path) -> None:
+    assert not has_weights("no/such-model")
+    write(tmp_path / "config.json", CONFIG)
+    assert not has_weights(str(tmp_path))
+    write(tmp_path / "model.safetensors.index.json", {"weight_map": {"a": "1.st", "b": "2.st"}})
+    (tmp_path / "1.st").touch()
+    assert not has_weights(str(tmp_path))
+    (tmp_path / "2.st").touch()
+    assert has_weights(str(tmp_path))
+    one_file = tmp_path / "one"
+    write(one_file / "config.json", CONFIG)
+    (one_file / "model.safetensors").touch()
+    assert has_weights(str(one_file))
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -128,20 +128,16 @@ def _model_names(content: bytes) -> tuple[str, ...]:
         return ()
 
 
-async def server_release(base_url: str, api_key: str) -> str | None:
+async def server_release(transport: Transport) -> str | None:
     """Return the name and version of SGLang, vLLM or llama.cpp, or None for other servers."""
     probes = (("sglang", "/server_info"), ("vllm", "/version"), ("llama.cpp", "/props"))
-    transport = Transport(base_url=base_url, api_key=api_key)
-    try:
-        for engine, path in probes:
-            # A page that is not there belongs to another engine.
-            page = await text_of_page(transport, path)
-            version = _version(page) if page is not None else None
-            if version is not None:
-                return f"{engine} {version}"
-        return None
-    finally:
-        await transport.close()
+    for engine, path in probes:
+        # A page that is not there belongs to another engine.
+        page = await text_of_page(transport, path)
+        version = _version(page) if page is not None else None
+        if version is not None:
+            return f"{engine} {version}"
+    return None
 
 
 def _version(page: str) -> str | None:

@@ -2,7 +2,8 @@
 
 Invariants: the time limit holds for the whole call, so a server that drips cannot stretch it; no
 more than the stated bytes are read; a redirect is a response like any other, because the prompts
-and the key belong to no other host; nothing compressed is requested or unpacked.
+and the key belong to no other host; nothing compressed is requested or unpacked; nothing is sent to
+an engine of ours before it is known to be at the other end.
 """
 
 import resource
@@ -16,6 +17,7 @@ import aiohttp
 import httpx2
 import openai
 
+from pipeline.engines.wire.peer import PeerCheck, checked_transport
 from pipeline.engines.wire.text import one_line
 
 # Requests that one client keeps in flight. assumed: twice the most that the planner gives an engine
@@ -76,6 +78,8 @@ class Transport:
 
     base_url: str
     api_key: str
+    check_peer: PeerCheck | None = None
+    """Called after a connection is made, before anything is sent over it."""
     _http: httpx2.AsyncClient | None = field(default=None)
 
     async def get(self, path: str, *, most_bytes: int, timeout_s: float) -> Response:
@@ -115,6 +119,7 @@ class Transport:
         if self._http is None:
             self._http = _http_client(
                 self.base_url,
+                self.check_peer,
                 base_url=f"{self.base_url}/",
                 headers={
                     "authorization": f"Bearer {self.api_key}",
@@ -140,11 +145,19 @@ async def _whole(response: httpx2.Response, most_bytes: int) -> Response:
     return Response(status=response.status_code, headers=response.headers, content=b"".join(chunks))
 
 
-def _http_client(url: str, **settings: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - those of httpx2
+def _http_client(
+    url: str,
+    check_peer: PeerCheck | None,
+    **settings: Any,  # noqa: ANN401 - those of httpx2
+) -> httpx2.AsyncClient:
     """Open a client with as many connections as there are requests in flight."""
     if url.startswith("http://"):
         # The system's certificates need 0.1 s to load, and no redirect is followed to https.
         settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if check_peer is not None:
+        settings["transport"] = checked_transport(
+            check_peer, limit=MOST_IN_FLIGHT, keepalive_timeout=_KEEPALIVE_S
+        )
     limits = httpx2.Limits(
         max_connections=MOST_IN_FLIGHT,
         max_keepalive_connections=MOST_IN_FLIGHT,

@@ -9,13 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.engines.server import (
-    EngineProcess,
-    free_port,
-    installed_release,
-    node_lock,
-    passed_environment,
-)
+from pipeline.engines.process.server import EngineProcess, installed_release
 from pipeline.errors import EngineError
 
 pytestmark = [pytest.mark.engine]
@@ -133,22 +127,6 @@ def test_activity_counts_the_log_and_the_processes(process_of: NewProcess, tmp_p
     asyncio.run(process.stop())
 
 
-ENVIRONMENT = {
-    "PATH": "/bin", "HOME": "/root", "PYTHONPATH": "/x", "LC_ALL": "C", "CUDA_HOME": "/c",
-    "NCCL_DEBUG": "1", "NCCLX": "1", "HF_TOKEN": "t", "HF_TOKEN_PATH": "p", "LCX": "1",
-}  # fmt: skip
-
-
-def test_all_of_the_environment_is_passed_but_pythonpath() -> None:
-    assert passed_environment(ENVIRONMENT, None).keys() == ENVIRONMENT.keys() - {"PYTHONPATH"}
-
-
-def test_named_variables_are_passed_with_those_that_every_process_needs() -> None:
-    passed = passed_environment(ENVIRONMENT, ["NCCL_*", "HF_TOKEN", "PYTHONPATH"])
-    assert passed.keys() == {"PATH", "HOME", "LC_ALL", "CUDA_HOME", "NCCL_DEBUG", "HF_TOKEN"}
-    assert passed_environment(ENVIRONMENT, []).keys() == {"PATH", "HOME", "LC_ALL", "CUDA_HOME"}
-
-
 @pytest.mark.parametrize(
     ("script", "release"),
     [("echo 0.5.21", "0.5.21"), ("echo 0.5.21; exit 1", None), ("exit 0", None)],
@@ -165,15 +143,3 @@ def test_release_is_read_in_the_engines_own_interpreter(
 def test_release_of_an_interpreter_that_does_not_run_is_unknown(tmp_path: Path) -> None:
     assert installed_release(str(tmp_path / "absent")) is None
     assert installed_release(sys.executable) is None, "SGLang is not installed beside the tests"
-
-
-def test_free_port_is_free() -> None:
-    assert 1024 <= free_port() < 65536
-
-
-def test_node_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "locks" / "one"
-    with node_lock(path) as first, node_lock(path) as second:
-        assert (first, second) == (True, False)
-    with node_lock(path) as again:
-        assert again

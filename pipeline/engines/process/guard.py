@@ -4,7 +4,7 @@ usage: guard.py LOG_PATH MAX_LOG_BYTES GRACE_S COMMAND [ARG ...]
 
 Standard input is the leash: when its other end closes, because the worker closed it or died, the
 command's process group and every process below it are killed. The command's output goes to the
-log, which is rotated when full; the secret in GUARD_SECRET, if any, is masked there. The exit
+log, which is rotated when full; the engine's key, in ENGINE_API_KEY, is masked there. The exit
 status is the command's.
 """
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     log_path, max_log_bytes, grace_s, *command = argv
     # Orphans of the engine's processes become children of this one, so that it can kill them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    secret = os.environ.pop("GUARD_SECRET", "").encode()
+    secret = os.environ.get("ENGINE_API_KEY", "").encode()
     log = BoundedLog(Path(log_path), int(max_log_bytes), secret)
     stopping = [False]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -5,20 +5,22 @@ Invariant: no engine outlives its worker. The process runs in a session of its o
 """
 
 import asyncio
-import contextlib
-import fcntl
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
-from pipeline.engines.health import Activity
+from pipeline.engines.process.counters import (
+    Activity,
+    cpu_ticks,
+    io_bytes,
+    kernel_kills,
+    processes_below,
+)
+from pipeline.engines.process.environment import passed_environment
 from pipeline.errors import EngineError
 from pipeline.planner.sglang.failures import LAUNCH_MARK, last_launch
 
@@ -29,24 +31,24 @@ _STOP_GRACE_S = 1.0
 _TAIL_LINES = 3
 _RELEASE_TIMEOUT_S = 30.0
 _MOST_LOG_READ_BYTES = 4 * 2**20
-# Without these a process finds neither its libraries, nor its cards, nor its caches.
-_NEEDED_ENV = ("PATH", "HOME", "USER", "LANG", "LC_*", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_*",
-               "NVIDIA_*", "NO_PROXY", "no_proxy")  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineProcess:
     """An engine's process under its guard.
 
-    `env` is added to the variables that are passed on. PYTHONPATH never is: it would show our
-    packages to an engine that runs in an interpreter of its own. `secret` is masked in the log.
+    `env` is added to the variables that are inherited. PYTHONPATH never is: it would show our
+    packages to an engine that runs in an interpreter of its own. `secret` is the engine's key:
+    it is passed as ENGINE_API_KEY, and masked in the log.
     """
 
     command: list[str]
     env: dict[str, str]
     log_path: Path
     secret: str
-    pass_env: Sequence[str] | None = None
+    inherited: Mapping[str, str] = field(
+        default_factory=lambda: passed_environment(os.environ, None)
+    )
     _guard: "subprocess.Popen[bytes] | None" = field(default=None)
     _kernel_kills: int = 0
 
@@ -57,18 +59,14 @@ class EngineProcess:
         if shutil.which(self.command[0]) is None:
             raise EngineError(f"the engine's command {self.command[0]} does not exist")
         self._mark_log()
-        self._kernel_kills = _kernel_kills()
+        self._kernel_kills = kernel_kills()
         self._guard = subprocess.Popen(  # noqa: S603 - the command is the run file's
             [sys.executable, "-I", str(_GUARD), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.log_path.parent,
-            env={
-                **passed_environment(os.environ, self.pass_env),
-                **self.env,
-                "GUARD_SECRET": self.secret,
-            },
+            env={**self.inherited, **self.env, "ENGINE_API_KEY": self.secret},
             start_new_session=True,
         )
 
@@ -90,16 +88,20 @@ class EngineProcess:
     @property
     def kernel_kills(self) -> int:
         """Processes that the kernel killed for memory on this machine since the start."""
-        return _kernel_kills() - self._kernel_kills
+        return kernel_kills() - self._kernel_kills
+
+    def processes(self) -> list[int]:
+        """List the engine's processes."""
+        return processes_below(self._guard.pid) if self._guard else []
 
     def activity(self) -> Activity:
         """Read counters that move while the engine does anything at all."""
-        pids = _below(self._guard.pid) if self._guard else []
+        pids = self.processes()
         log_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         return Activity(
             log_bytes=log_bytes,
-            io_bytes=sum(map(_io_bytes, pids)),
-            cpu_ticks=sum(map(_cpu_ticks, pids)),
+            io_bytes=sum(map(io_bytes, pids)),
+            cpu_ticks=sum(map(cpu_ticks, pids)),
         )
 
     def log_text(self) -> str:
@@ -135,23 +137,6 @@ class EngineProcess:
             return file.read().decode("utf-8", "replace")
 
 
-def passed_environment(
-    environment: Mapping[str, str], names: Sequence[str] | None
-) -> dict[str, str]:
-    """Return the variables that an engine gets: all but PYTHONPATH, or those named and needed."""
-    kept = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-    if names is None:
-        return kept
-    wanted = (*_NEEDED_ENV, *names)
-    return {name: value for name, value in kept.items() if _is_named(name, wanted)}
-
-
-def _is_named(name: str, wanted: Sequence[str]) -> bool:
-    return any(
-        name.startswith(word[:-1]) if word.endswith("*") else name == word for word in wanted
-    )
-
-
 def installed_release(python: str) -> str | None:
     """Return SGLang's release in an interpreter of its own; None where it cannot be read."""
     question = "import importlib.metadata as m; print(m.version('sglang'))"
@@ -167,82 +152,3 @@ def installed_release(python: str) -> str | None:
         # The start itself will show what is wrong.
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def free_port() -> int:
-    """Return a port of the loopback address that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def node_lock(path: Path) -> Iterator[bool]:
-    """Try to take a lock of this machine without waiting; yield whether it was free.
-
-    The lock ends with its holder's process.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        is_held = _locked(file)
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _locked(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-# --- counters of the kernel ---------------------------------------------------------------------
-
-
-def _below(root: int) -> list[int]:
-    """List every process below one, at any depth."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, frontier = [], [root]
-    while frontier:
-        below = children.get(frontier.pop(), [])
-        found += below
-        frontier += below
-    return found
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name; none for a process that is gone."""
-    return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def _cpu_ticks(pid: int) -> int:
-    fields = _stat_fields(pid)
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
-
-
-def _io_bytes(pid: int) -> int:
-    """Count bytes read and written by any call, on network file systems too."""
-    lines = dict(line.split(": ") for line in _proc_text(f"/proc/{pid}/io").splitlines())
-    return int(lines.get("rchar", 0)) + int(lines.get("wchar", 0))
-
-
-def _kernel_kills() -> int:
-    """Count the out-of-memory kills in this container or machine."""
-    own = _proc_text("/sys/fs/cgroup/memory.events")
-    counted = re.findall(r"^oom_kill (\d+)$", own or _proc_text("/proc/vmstat"), re.M)
-    return sum(map(int, counted))
-
-
-def _proc_text(path: str) -> str:
-    """Read a file of the kernel; empty where the process is gone or access is denied."""
-    try:
-        return Path(path).read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
