@@ -5,32 +5,29 @@ shows a figure names it: `data-figure` is its path in `estimate_json`, below `da
 is set. All text is escaped.
 """
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from pipeline.planner.estimate import figures, output
+from pipeline.planner.estimate.answers import cheapest, fastest
 from pipeline.report.charts import bars, rates
-from schemas.estimate import Assumption, ChosenPlan, Dollars, HardwareEstimate, RunEstimate
+from pipeline.report.charts.scatter import Spot, frontier, scatter
+from pipeline.report.shell import template
+from schemas.estimate import (
+    Answer,
+    AsLaunched,
+    Assumption,
+    ChosenPlan,
+    Dollars,
+    HardwareEstimate,
+    RunEstimate,
+)
 
 # Options whose plans are unfolded; those of a whole catalogue would be a long page.
 _OPEN_OPTIONS = 3
-# A narrower segment has its name only in the legend.
-_LABEL_FROM_PERCENT = 14.0
-# On a phone a narrower segment has its name only in the legend.
-_WIDE_FROM_PERCENT = 24.0
-# Budget rows with a colour of their own; all others share one.
-_SEGMENT_COLOURS = {
-    "weights": "weights",
-    "draft weights": "draft",
-    "state pool": "states",
-    "verify states": "verify",
-    "KV pool": "kv",
-    "left over": "free",
-}
+# Of more options, those that are not efficient are folded.
+_SHOWN_OPTIONS = 8
+_SHOWN_LAUNCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +55,34 @@ class PlanView:
 class OptionView:
     """A hardware option with its bars."""
 
-    index: int
+    rank: int
     option: HardwareEstimate
     days: bars.BandBar
     bills: tuple[BillView, ...]
     ranking: BillView | None
     plans: tuple[PlanView, ...]
+    shown: bool
+    """False for one of many, which are folded."""
     opened: bool
+    """True if its plans are unfolded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerView:
+    """An answer, and where its figures are below its option."""
+
+    answer: Answer
+    path: str
+    days_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedView:
+    """The user's own launch line on an option, and the option's best plan if one fits."""
+
+    index: int
+    launched: AsLaunched
+    planned: HardwareEstimate | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,59 +97,103 @@ class SharedAssumption:
 
 def estimate_page(estimate: RunEstimate) -> str:
     """Render the page."""
-    options = _option_views(estimate.options)
-    return _template().render(
+    spots = _spots(estimate.options)
+    efficient = {spot.number for spot in frontier(spots)}
+    views = _option_views(estimate.options, efficient)
+    prices = [bill.price for option in estimate.options for bill in option.bills]
+    return template("estimate.html.j2").render(
         estimate=estimate,
         output_tokens=output.output_tokens(estimate),
-        options=options,
-        fastest=min(options, key=lambda view: view.option.days.p50, default=None),
+        answers=_answers(estimate),
+        launched=_launched_views(estimate),
+        scatter=scatter(spots),
+        options=[view for view in views if view.option.cannot_run is None],
+        apart=[view for view in views if view.option.cannot_run is not None],
+        has_spot=any(price.kind == "spot" for price in prices),
+        stale_note=figures.stale_note(prices),
         other_assumptions=other_assumptions(estimate),
         warnings=output.warnings_by_text(estimate.options),
-        label_from_percent=_LABEL_FROM_PERCENT,
-        wide_from_percent=_WIDE_FROM_PERCENT,
+        hours_usd=output.hours_usd,
+        shown_options=_SHOWN_OPTIONS,
+        shown_launches=_SHOWN_LAUNCHES,
     )
 
 
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("pipeline.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def _answers(estimate: RunEstimate) -> tuple[tuple[str, AnswerView], ...]:
+    """Return the cheapest and the fastest option with their titles, one if they are the same."""
+    cheap, quick = cheapest(estimate.options), fastest(estimate.options)
+    if quick is None:
+        return ()
+    if cheap is None or cheap == quick:
+        title = "Fastest" if cheap is None else "Cheapest per token, and fastest"
+        return ((title, _answer_view(estimate, quick)),)
+    return (
+        ("Cheapest per token", _answer_view(estimate, cheap)),
+        ("Fastest", _answer_view(estimate, quick)),
     )
-    environment.globals.update(figures=figures, hours_usd=output.hours_usd)
-    environment.filters["quoted"] = shlex.quote
-    environment.filters["segment_colour"] = lambda name: _SEGMENT_COLOURS.get(name, "other")
-    return environment.get_template("estimate.html.j2")
 
 
-def _option_views(options: Sequence[HardwareEstimate]) -> tuple[OptionView, ...]:
+def _answer_view(estimate: RunEstimate, answer: Answer) -> AnswerView:
+    option = next(option for option in estimate.options if option.option == answer.option)
+    kinds = [bill.price.kind for bill in option.bills]
+    if answer.price_kind is None:
+        return AnswerView(answer=answer, path="", days_path="days")
+    path = f"bills.{kinds.index(answer.price_kind)}"
+    return AnswerView(answer=answer, path=path, days_path=f"{path}.days")
+
+
+def _launched_views(estimate: RunEstimate) -> tuple[LaunchedView, ...]:
+    planned = {option.option: option for option in estimate.options}
+    return tuple(
+        LaunchedView(index=index, launched=launched, planned=planned.get(launched.option))
+        for index, launched in enumerate(estimate.as_launched)
+    )
+
+
+def _spots(options: Sequence[HardwareEstimate]) -> tuple[Spot, ...]:
+    """Return each bill of the options that can run as a dot, with the option's rank."""
+    return tuple(
+        Spot(
+            number=rank,
+            tone=bill.price.kind,
+            title=f"{option.option}, {figures.price_name(bill.price.kind)}: "
+            f"{figures.days(bill.days.p50)}, {figures.usd(bill.usd.p50)}",
+            days=bill.days,
+            usd=bill.usd,
+        )
+        for rank, option in enumerate(options, start=1)
+        for bill in option.bills
+        if option.cannot_run is None
+    )
+
+
+def _option_views(
+    options: Sequence[HardwareEstimate], efficient: Collection[int]
+) -> tuple[OptionView, ...]:
+    """Return a view of each option; the first and the efficient ones are shown unfolded."""
     days_scale = bars.bar_scale([option.days for option in options])
     usd_scale = bars.bar_scale([bill.usd for option in options for bill in option.bills])
-    return tuple(
-        _option_view(index, option, days_scale, usd_scale) for index, option in enumerate(options)
-    )
-
-
-def _option_view(
-    index: int, option: HardwareEstimate, days_scale: float, usd_scale: float
-) -> OptionView:
-    bills = tuple(
-        BillView(index=place, bill=bill, bar=bars.band_bar(bill.usd, usd_scale))
-        for place, bill in enumerate(option.bills)
-    )
-    ranking = output.ranking_bill(option)
-    return OptionView(
-        index=index,
-        option=option,
-        days=bars.band_bar(option.days, days_scale),
-        bills=bills,
-        ranking=next((view for view in bills if view.bill is ranking), None),
-        plans=tuple(_plan_view(place, plan) for place, plan in enumerate(option.plans)),
-        opened=index < _OPEN_OPTIONS,
-    )
+    able = sum(option.cannot_run is None for option in options)
+    views = []
+    for index, option in enumerate(options):
+        bills = tuple(
+            BillView(index=place, bill=bill, bar=bars.band_bar(bill.usd, usd_scale))
+            for place, bill in enumerate(option.bills)
+        )
+        ranking = output.ranking_bill(option)
+        views.append(
+            OptionView(
+                rank=index + 1 if option.cannot_run is None else index + 1 - able,
+                option=option,
+                days=bars.band_bar(option.days, days_scale),
+                bills=bills,
+                ranking=next((view for view in bills if view.bill is ranking), None),
+                plans=tuple(_plan_view(place, plan) for place, plan in enumerate(option.plans)),
+                shown=index < _SHOWN_OPTIONS or index + 1 in efficient,
+                opened=index < _OPEN_OPTIONS,
+            )
+        )
+    return tuple(views)
 
 
 def _plan_view(index: int, plan: ChosenPlan) -> PlanView:

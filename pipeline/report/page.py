@@ -5,9 +5,6 @@ is its path in `report_json`. All text is escaped.
 """
 
 from datetime import UTC, datetime
-from functools import cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from pipeline.planner.estimate import figures
 from pipeline.planner.estimate.figures import duration
@@ -16,6 +13,7 @@ from pipeline.report.report import EVENTS_SHOWN, Report
 from pipeline.report.rows.categories import MOST_VALUES
 from pipeline.report.rows.examples import FIRST_MESSAGES
 from pipeline.report.rows.groups import ExampleGroup
+from pipeline.report.shell import template
 
 _MOST_ENGINES_SHOWN = 40
 # The page of a running run reloads itself, about as often as the run writes it. A reload folds the
@@ -33,7 +31,7 @@ _TITLES = {
 
 def report_page(report: Report) -> str:
     """Render the page."""
-    return _template().render(
+    return template("report.html.j2").render(
         report=report,
         run=report.figures,
         status=report.figures.status,
@@ -44,6 +42,12 @@ def report_page(report: Report) -> str:
         events_shown=EVENTS_SHOWN,
         most_values=MOST_VALUES,
         refresh_s=REFRESH_S if report.figures.status.state == "running" else None,
+        duration=duration,
+        difference=_difference,
+        group_title=_group_title,
+        group_note=_group_note,
+        first_messages=FIRST_MESSAGES,
+        moment=_moment,
     )
 
 
@@ -83,27 +87,6 @@ def _group_note(group: ExampleGroup) -> str:
             )
             retried = "; a resume retries them" if group.kind == "failed" else ""
             return f"{shown} of {total}{left_out}{retried}"
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("pipeline.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(
-        figures=figures,
-        duration=duration,
-        difference=_difference,
-        group_title=_group_title,
-        group_note=_group_note,
-        first_messages=FIRST_MESSAGES,
-    )
-    environment.filters["moment"] = _moment
-    return environment.get_template("report.html.j2")
 
 
 def _moment(at_s: float) -> str:

@@ -271,3 +271,18 @@ EXAMPLE = RunEstimate(
     ),
     assumptions=ASSUMPTIONS[:3],
 )  # fmt: skip
+
+
+def many_options(count: int) -> RunEstimate:
+    """Return options of 1 to `count` cards, each with two prices; only some are efficient."""
+    first = EXAMPLE.options[0]
+    options = []
+    for n in range(1, count + 1):
+        dearer = 1 + (n % 7) / 20
+        bills = tuple(
+            replace(bill, days=bill.days.times(7 / n), usd=bill.usd.times(dearer))
+            for bill in first.bills
+        )
+        days = first.days.times(7 / n)
+        options.append(replace(first, option=f"{n} x B200", days=days, bills=bills))
+    return replace(EXAMPLE, options=tuple(options))

@@ -11,9 +11,9 @@ from playwright.sync_api import Browser
 
 from pipeline.planner.estimate.output import estimate_json
 from pipeline.report.estimate_page import estimate_page, other_assumptions
-from schemas.estimate import Band, RunEstimate
+from schemas.estimate import AsLaunched, Band, RunEstimate
 from tests.fakes.browser import opened
-from tests.fakes.example_estimate import EXAMPLE
+from tests.fakes.example_estimate import EXAMPLE, many_options
 from tests.fakes.page_reading import Figure, parsed
 
 PHONE, DESK = 390, 1280
@@ -161,8 +161,8 @@ def test_texts_are_escaped_wherever_they_come_from() -> None:
 
 def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
     reading = parsed(page)
-    marks = [e for e in reading.elements if e.tag == "mark"]
-    assert len(marks) == 4  # two spot prices, each beside its bar and in the table of prices
+    assert reading.text.count("stale") == 1
+    assert "2 of 6 prices are stale" in reading.text
     assert "8 x L4 TP 8 is the least that holds the weights" in reading.text
     assert "the KV pool overflows more than 1 % of the time" in reading.text
     assert "host: 3 physical cores a GPU" in reading.text
@@ -173,9 +173,50 @@ def test_page_says_what_is_stale_unfit_and_warned_of(page: str) -> None:
 def test_cheapest_and_fastest_are_told_apart_where_they_differ() -> None:
     slow_first = replace(EXAMPLE, options=EXAMPLE.options[::-1])
     text = parsed(estimate_page(slow_first)).text
-    assert "Cheapest per token 4 x RTX PRO 6000 Blackwell 6.1 days" in text
-    assert "Fastest 7 x B200 0.90 days" in text
-    assert "Cheapest per token, and fastest 7 x B200" in parsed(estimate_page(EXAMPLE)).text
+    assert "Cheapest per token 7 x B200 spot 0.92 days" in text
+    assert "preemptions are counted, $4.9" in text
+    assert "Fastest 7 x B200 on demand 0.90 days" in text
+    alone = replace(EXAMPLE.options[0], bills=EXAMPLE.options[0].bills[:1])
+    one = parsed(estimate_page(replace(EXAMPLE, options=(alone,)))).text
+    assert "Cheapest per token, and fastest 7 x B200 on demand 0.90 days" in one
+
+
+def test_cards_that_cannot_run_are_apart_and_no_dots() -> None:
+    apart = replace(EXAMPLE.options[0], option="8 x Other", cannot_run="Other: no engine here")
+    reading = parsed(estimate_page(replace(EXAMPLE, options=(*EXAMPLE.options, apart))))
+    _, _, after = reading.text.partition("For comparison only")
+    assert "Other: no engine here 1 option 18 x Other" in after
+    dots = [e.attributes["data-dot"] for e in reading.elements if "data-dot" in e.attributes]
+    assert len(dots) == 6
+    assert not [dot for dot in dots if "Other" in dot]
+
+
+def test_own_launch_line_is_beside_the_best_plan() -> None:
+    slow = replace(EXAMPLE.options[2], days=Band(p10=12, p50=16.2, p90=20))
+    launched = (
+        AsLaunched(option=slow.option, estimate=slow, reason=""),
+        AsLaunched(option="7 x B200", estimate=None, reason="pool: not enough memory"),
+        *(AsLaunched(option=f"{n} x L4", estimate=None, reason="weights") for n in range(5)),
+    )
+    estimate = replace(EXAMPLE, as_launched=launched)
+    reading = parsed(estimate_page(estimate))
+    assert "as you launch it: 16 days" in reading.text
+    assert "as planned: 6.1 days, $990 on demand" in reading.text
+    assert "it does not start: pool: not enough memory" in reading.text
+    assert "4 more options" in reading.text
+    assert_figures_are_those_of_the_json(reading.figures, estimate)
+
+
+def test_page_of_forty_options_folds_those_that_are_not_efficient(browser: Browser) -> None:
+    estimate = many_options(40)
+    page = estimate_page(estimate)
+    reading = parsed(page)
+    dots = [e for e in reading.elements if "data-dot" in e.attributes]
+    assert len(dots) == 80
+    assert re.search(r"\d+ more options", reading.text)
+    with opened(browser, page) as shown:
+        shown.show(width=PHONE)
+        assert shown.page.evaluate("document.documentElement.scrollHeight") < 16_000
 
 
 def test_page_of_options_without_prices_has_no_dollars() -> None:

@@ -11,9 +11,10 @@ from pipeline.report.estimate_page import estimate_page
 from pipeline.report.page import report_page
 from pipeline.report.report import run_report
 from pipeline.store.folder import LocalFolder
+from schemas.estimate import AsLaunched
 from schemas.progress import RunState
 from tests.fakes.browser import SCHEMES, OpenedPage, opened
-from tests.fakes.example_estimate import EXAMPLE
+from tests.fakes.example_estimate import EXAMPLE, many_options
 from tests.fakes.example_run import write_example_run
 from tests.fakes.page_reading import parsed
 
@@ -78,6 +79,17 @@ def test_estimate_is_well_laid_out(num_engines: int, browser: Browser) -> None:
         for option in EXAMPLE.options
     )
     with opened(browser, estimate_page(replace(EXAMPLE, options=options))) as shown:
+        assert_is_well_laid_out(shown)
+
+
+def test_estimate_of_forty_options_is_well_laid_out(browser: Browser) -> None:
+    estimate = many_options(40)
+    launched = tuple(
+        AsLaunched(option=option.option, estimate=option, reason="") for option in estimate.options
+    )
+    apart = replace(estimate.options[0], option="8 x Other", cannot_run="Other: no engine here")
+    estimate = replace(estimate, options=(*estimate.options, apart), as_launched=launched, unfit=())
+    with opened(browser, estimate_page(estimate)) as shown:
         assert_is_well_laid_out(shown)
 
 

@@ -64,6 +64,14 @@ def axis_figure(value: float) -> str:
     return count(value) if value == round(value) else ratio(value)
 
 
+def short(value: float) -> str:
+    """Format a round figure of any size on a logarithmic axis: 0.05, 20, 5k, 2M."""
+    for size, letter in ((1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (size if letter == 'M' else 1e3):g}{letter}"
+    return f"{value:,g}"
+
+
 def ratio(value: float) -> str:
     """Format a plain number without trailing zeros: 1.2, 0.85, 1."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
