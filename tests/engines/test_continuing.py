@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.engine]
 
 STANDIN = Path(__file__).parents[1] / "fakes" / "standin_sglang.py"
 NUM_ROWS = 20
+FAST: dict[str, object] = {"token_s": 0.001, "together": 0}
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Site:
         return Partials(folder=LocalFolder(self.root / "out"), run_id="r", settings=settings)
 
     def worker(self, worker_id: str, **standin: object) -> Worker:
-        told = {"token_s": 0.01, "request_mib": 1.0, **standin}
+        told = {"token_s": 0.05, "together": NUM_ROWS, "request_mib": 1.0, **standin}
         values: dict[str, Any] = {
             "prompts": {"path": "unused"},
             "model": str(self.root / "Qwen3.6-words"),
@@ -95,7 +96,7 @@ class Site:
         async def life() -> None:
             running = asyncio.create_task(worker.run())
             while worker.report().in_flight < NUM_ROWS:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
                 assert not running.done(), self.events
             await asyncio.sleep(after_s)
             worker.stop()
@@ -110,7 +111,7 @@ class Site:
         async def life() -> None:
             running = asyncio.create_task(worker.run())
             while worker.report().in_flight < NUM_ROWS:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
                 assert not running.done(), self.events
             await asyncio.sleep(after_s)
             running.cancel()
@@ -166,17 +167,17 @@ def places(rows: dict[str, dict[str, Any]]) -> set[tuple[str, ...]]:
 def whole(site: MakeSite) -> dict[str, object]:
     """The rows of a run that nothing stops."""
     at = site()
-    return written(at.finish(at.worker("w0", token_s=0.001)))
+    return written(at.finish(at.worker("w0", **FAST)))
 
 
 def test_rows_that_were_stopped_in_flight_are_continued_and_equal_to_whole_ones(
     site: MakeSite, whole: dict[str, object]
 ) -> None:
     at = site()
-    at.stop_in_flight(at.worker("w0"), after_s=0.15)
+    at.stop_in_flight(at.worker("w0"), after_s=0.5)
     (kept,) = at.logged("partials_kept")
     assert f"rows={NUM_ROWS} of={NUM_ROWS} " in kept
-    rows = at.finish(at.worker("w1"))
+    rows = at.finish(at.worker("w1", **FAST))
     assert written(rows) == whole
     assert places(rows) == {("w1",)}
     for row in rows.values():
@@ -184,8 +185,8 @@ def test_rows_that_were_stopped_in_flight_are_continued_and_equal_to_whole_ones(
         (place,) = turn["continued"]
         assert 0 < place["at_token"] < turn["completion_tokens"]
         assert turn["generation_boundary"] == len(turn["prompt_token_ids"]) == turn["prompt_tokens"]
-        # 40 tokens at least, wherever they were generated.
-        assert turn["duration_s"] >= 0.4
+        # Wherever they were generated.
+        assert turn["duration_s"] >= 0.05 * place["at_token"]
     at_tokens = [row["turns"][0]["continued"][0]["at_token"] for row in rows.values()]
     assert f"tokens={sum(at_tokens)}" in kept
     assert sum(part.tokens_saved for part in at.book.parts) == sum(at_tokens)
@@ -195,17 +196,17 @@ def test_rows_are_continued_after_each_of_several_stops_and_kills(
     site: MakeSite, whole: dict[str, object]
 ) -> None:
     at = site()
-    at.stop_in_flight(at.worker("w0"), after_s=0.1)
+    at.stop_in_flight(at.worker("w0"), after_s=0.5)
     assert at.book.begun is not None
     at.book.ledger.put_first(at.book.begun.load())
-    at.stop_in_flight(at.worker("w1"), after_s=0.1)
+    at.stop_in_flight(at.worker("w1"), after_s=0.5)
     at.book.begun.load()
     # A kill: nothing is kept of what this one adds, and what it had is not lost.
-    at.kill_in_flight(at.worker("w2"), after_s=0.05)
-    rows = at.finish(at.worker("w3"))
+    at.kill_in_flight(at.worker("w2"), after_s=0.3)
+    rows = at.finish(at.worker("w3", **FAST))
     assert written(rows) == whole
-    # On a busy machine a worker may be stopped before the first step of some rows.
-    assert any(places(rows))
+    # The last one may find a row that had only its end to come.
+    assert all(places(rows))
     assert {place for one in places(rows) for place in one} <= {"w1", "w2", "w3"}
     for row in rows.values():
         at_tokens = [place["at_token"] for place in row["turns"][0]["continued"] or ()]
@@ -218,17 +219,17 @@ def test_tokens_of_the_last_step_are_generated_again(
     # SGLang does not check them, so the end of an answer may be among them.
     at = site()
     at.stop_in_flight(at.worker("w0", token_s=0.003, runs_on=True), after_s=1.0)
-    assert written(at.finish(at.worker("w1"))) == whole
+    assert written(at.finish(at.worker("w1", **FAST))) == whole
 
 
 def test_rows_under_other_settings_are_not_continued(
     site: MakeSite, whole: dict[str, object]
 ) -> None:
     at = site()
-    at.stop_in_flight(at.worker("w0"), after_s=0.1)
+    at.stop_in_flight(at.worker("w0"), after_s=0.5)
     assert at.book.begun is not None
     at.book.begun.partials = at.partials("others")
-    rows = at.finish(at.worker("w1"))
+    rows = at.finish(at.worker("w1", **FAST))
     assert written(rows) == whole
     assert places(rows) == {()}
     assert len(at.logged("partials_dropped")) == 1
@@ -239,8 +240,8 @@ def test_release_that_does_not_know_input_ids_begins_the_rows_anew(
     site: MakeSite, whole: dict[str, object]
 ) -> None:
     at = site()
-    at.stop_in_flight(at.worker("w0"), after_s=0.1)
-    rows = at.finish(at.worker("w1", ignores_ids=True))
+    at.stop_in_flight(at.worker("w0"), after_s=0.5)
+    rows = at.finish(at.worker("w1", **FAST, ignores_ids=True))
     assert written(rows) == whole
     assert places(rows) == {()}
 
@@ -248,5 +249,5 @@ def test_release_that_does_not_know_input_ids_begins_the_rows_anew(
 def test_rows_of_a_model_whose_tokenizer_is_not_at_hand_are_not_kept(site: MakeSite) -> None:
     at = site()
     at.settings["model"] = "Qwen/Qwen3.6-27B"
-    at.stop_in_flight(at.worker("w0", tokenizer=str(at.root / "Qwen3.6-words")), after_s=0.1)
+    at.stop_in_flight(at.worker("w0", tokenizer=str(at.root / "Qwen3.6-words")), after_s=0.5)
     assert not at.partials().names()

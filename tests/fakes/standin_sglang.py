@@ -21,6 +21,8 @@ cost a request. STANDIN is a JSON object that tells it what to do:
     starts: path         a file that counts the starts, so that a fault can be of the first ones
     token_s: s           answers are generated token by token, in this time each; the model's folder
                          has the tokenizer of `word_tokenizer.py`
+    together: n          with it, no request but the first, which tries the engine, gets a token
+                         before n others are there
     tokenizer: folder    another folder with that tokenizer
     ignores_ids: true    a release that does not know `input_ids`
     runs_on: true        the last token of an answer comes with an abort only
@@ -70,6 +72,7 @@ class State:
         self.model: WordModel | None = None
         if "token_s" in script:
             self.model = WordModel(script.get("tokenizer", flags.model_path))
+        self.begun = 0
         self.aborts = 0
         self.aborted = threading.Condition()
 
@@ -413,6 +416,12 @@ def generate(
     """As the scheduler does: an abort lets one more step run, whose token it does not check."""
     ids: list[int] = []
     began = state.aborts
+    with state.aborted:
+        state.begun += 1
+        state.aborted.notify_all()
+        least = state.script.get("together", 0) if state.answers else 0
+        # The first one counts too.
+        state.aborted.wait_for(lambda: state.begun > least or state.aborts > began)
     while True:
         token = model.next_token([*prompt_ids, *ids])
         is_held = state.script.get("runs_on") and token == model.number["<eos>"]
@@ -488,6 +497,13 @@ def metrics(state: State) -> str:
     return "".join(f"sglang:{name}{labels} {float(value)}\n" for name, value in values.items())
 
 
+class Server(ThreadingHTTPServer):
+    """A server that many clients may connect to at once."""
+
+    # The base class's 5 make the others wait for a second.
+    request_queue_size = 128
+
+
 def main(argv: list[str]) -> int:
     script = {**DEFAULTS, **json.loads(os.environ.get("STANDIN", "{}"))}
     if "starts" in script:
@@ -499,7 +515,7 @@ def main(argv: list[str]) -> int:
     state = State(script, flags)
     start(state)
     Handler.state = state
-    server = ThreadingHTTPServer(("127.0.0.1", flags.port), Handler)
+    server = Server(("127.0.0.1", flags.port), Handler)
     say_plain("The server is fired up and ready to roll!")
     server.serve_forever()
     return 0
