@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from pipeline.errors import PipelineError, PlanError
 
 # The planner's modules load inside the functions, so that --help stays quick.
 if TYPE_CHECKING:
-    from pipeline.planner.memory.plan import RefusedPlan
+    from pipeline.planner.memory.plan import ExpectedLengths, RefusedPlan
+    from pipeline.planner.rate.ranking import RatedPlan, RatedSearch
     from pipeline.planner.rate.search import HardwareOption
     from pipeline.planner.sglang.flags import LaunchFlags
     from pipeline.recipes.deploy.launch import PlannedLaunch
@@ -37,6 +39,7 @@ examples:
   python -m jobs.plan --gpu h200 --model-config config.json --json -- --tp 2
   python -m jobs.plan --gpu h200 --calibrate-from engine.log --save-calibration h200.json -- …
   python -m jobs.plan run.yaml
+  python -m jobs.plan run.yaml --html plan.html
   python -m jobs.plan run.yaml --gpu b200:8 --write submit/
   python -m jobs.plan --gpu b200:8 --write submit/ -- --model-path Qwen/Qwen3.6-27B --tp 2
 """
@@ -93,6 +96,12 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--most", type=int, default=10, metavar="N", help="plans to print from a search (10)")
     add("--write", type=Path, metavar="DIR", help="write the files that submit the plan: run file, "
         "RayJob, Slurm job, SkyPilot task, plain Ray")  # fmt: skip
+    add(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write the page as well: memory, speed, launch lines",
+    )
     add("--shared", metavar="DIR", help="folder that all nodes share, for relative paths (/shared)")
     add("--json", action="store_true", help="print JSON")
     return parser
@@ -123,11 +132,63 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
         return _calibrated(options, planned(None), planned)
     plan = planned(_kept_calibration(options, model, gpu))
     shown = _shown(plan, options, {})
+    if options.html is not None:
+        from pipeline.report.plan_page import launch_page
+
+        search, own = _rated(model, gpu, flags, lengths, options.sglang_version)
+        write_text(options.html, launch_page(plan, dict(flags.env), search, own))
     if options.write is None:
         return shown
     launch = launch_of_line(plan, flags, gpu, counted_card(options.gpu or "")[1])
     config_path = str(options.model_config) if options.model_config else None
     return _with_files(shown, options, values_of_line(flags, plan.model, config_path), launch)
+
+
+def _rated(
+    model: "ModelFacts",
+    gpu: "Gpu",
+    flags: "LaunchFlags",
+    lengths: "ExpectedLengths",
+    version: str | None,
+) -> "tuple[RatedSearch | None, RatedPlan | None]":
+    """Return the speed of launches on the same ranks with MTP and without, and of this one.
+
+    Each is None where it is not known, as for a launch that does not start.
+    """
+    from pipeline.planner.cards import speed_known
+    from pipeline.planner.lengths.lengths import output_lengths
+    from pipeline.planner.rate.own_launch import rated_launch
+    from pipeline.planner.rate.ranking import Load, rated_search
+    from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery
+    from pipeline.planner.sglang.layout import parallel_of
+
+    if not speed_known(gpu):
+        return None, None
+    ranks = parallel_of(flags)
+    # What MTP changes is searched; all else stays as it is.
+    searched = [name for name, _ in flags.values if name.startswith("speculative-")]
+    searched += ["max-running-requests", "mem-fraction-static"]
+    layout = {"tp-size": str(ranks.tp_size), "pp-size": str(ranks.pp_size)}
+    base = flags.changed({**dict.fromkeys(searched), **layout})
+    limit = max(model.context_length - lengths.prompt_tokens, lengths.output_tokens)
+    load = Load(
+        prompt_tokens_mean=lengths.prompt_tokens,
+        lengths=output_lengths(
+            lengths.output_tokens, lengths.output_tokens_cv, limit, "--output-tokens"
+        ),
+    )
+    option = HardwareOption(gpu=gpu, count=ranks.tp_size * ranks.pp_size)
+    query = SearchQuery(
+        model=model, options=(option,), limits=SearchLimits(), base=base, version=version
+    )
+    alone = flags.changed({"dp-size": None}) if not flags.has("enable-dp-attention") else flags
+    search: RatedSearch | None = None
+    own: RatedPlan | None = None
+    with suppress(PlanError):
+        search = rated_search(query, load, most=1)
+    with suppress(PlanError):
+        own = rated_launch(model, option, alone, load, version=version)
+    return search, own
 
 
 def _gpu(options: argparse.Namespace) -> "Gpu":
@@ -293,6 +354,10 @@ def _searched(options: argparse.Namespace) -> str:
         if options.json
         else search_text(model.name, load, search, context_is_assumed=not base.has(_CONTEXT))
     )
+    if options.html is not None:
+        from pipeline.report.plan_page import search_page
+
+        write_text(options.html, search_page(search, run.engine.env))
     if options.write is None:
         return shown
     values = run_file_values(options.run_file, options.set)

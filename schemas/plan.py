@@ -336,6 +336,8 @@ class Advice:
     value: str
     effect: str
     reason: str
+    argv: tuple[str, ...]
+    """Whole launch line with all that changes; empty where nothing helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ _SEGMENT_COLOURS = {
     "verify states": "verify",
     "KV pool": "kv",
     "left over": "free",
+    "kept free by mem_fraction_static": "free",
 }
 
 

@@ -24,6 +24,7 @@ from pipeline.planner.memory.changes import (
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.verdict import Judgement, judgement
+from pipeline.planner.sglang.flags import spelled_for
 from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Advice, LinearState, NoSpeculation
 
@@ -55,6 +56,7 @@ def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
                 value="none",
                 effect="no value works",
                 reason=_no_fraction_reason(judged),
+                argv=(),
             )
         ]
     value = min(working, key=lambda option: abs(option - current))
@@ -71,6 +73,7 @@ def _fraction_advice(launch: ResolvedLaunch, judged: Judgement) -> list[Advice]:
             effect=f"fits from {working[0]:g} to {working[-1]:g}; "
             + _effect(launch, fraction_change(value)),
             reason=f"{direction} it: {kind}",
+            argv=_changed_argv(launch, fraction_change(value)),
         )
     ]
 
@@ -95,6 +98,7 @@ def _other_advice(launch: ResolvedLaunch) -> Iterator[Advice]:
             value=_shown(value),
             effect=_effect(launch, found) + _fraction_note(found, changes),
             reason=reason,
+            argv=_changed_argv(launch, found),
         )
 
 
@@ -161,7 +165,11 @@ def _more_requests(launch: ResolvedLaunch, outcome: Stopped | Sized) -> Iterator
         if isinstance(better, Sized) and better.running >= outcome.running * 1.25:
             flag, value = next(iter(changes.items()))
             yield Advice(
-                flag=f"--{flag}", value=_shown(value), effect=_described(better), reason=reason
+                flag=f"--{flag}",
+                value=_shown(value),
+                effect=_described(better),
+                reason=reason,
+                argv=_changed_argv(launch, changes),
             )
 
 
@@ -170,6 +178,11 @@ def _state_candidates(launch: ResolvedLaunch) -> Iterator[Change]:
     more = f"{ratio * 2:g}"
     yield {"mamba-full-memory-ratio": more}, "more of the pool for states, less for KV"
     yield from _smaller_states(launch)
+
+
+def _changed_argv(launch: ResolvedLaunch, changes: Changes) -> tuple[str, ...]:
+    """Return the whole launch line with the changes, under the names that its release knows."""
+    return spelled_for(launch.flags.changed(changes).argv(), launch.rules.release)
 
 
 def _shown(value: str | None) -> str:

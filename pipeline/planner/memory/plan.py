@@ -70,7 +70,7 @@ def plan_launch(
 ) -> LaunchPlan | RefusedPlan:
     """Forecast a launch, or return SGLang's refusal of its arguments. Gives no advice."""
     rules, notes = rules_for(version)
-    launch = _resolved(model, gpu, flags, rules, calibration)
+    launch = resolve_as_stored(model, gpu, flags, rules, calibration)
     if isinstance(launch, ResolvedLaunch):
         return _plan(launch, notes, lengths or ExpectedLengths())
     return RefusedPlan(
@@ -98,7 +98,7 @@ def explain_launch(
     A refusal for lack of tracked states comes with the plan of the launch that has them.
     """
     plan = plan_launch(model, gpu, flags, version=version, lengths=lengths, calibration=calibration)
-    launch = _resolved(model, gpu, flags, rules_for(version)[0], calibration)
+    launch = resolve_as_stored(model, gpu, flags, rules_for(version)[0], calibration)
     if isinstance(plan, LaunchPlan) and isinstance(launch, ResolvedLaunch):
         return replace(plan, advice=advice_for(launch))
     if isinstance(plan, LaunchPlan) or not _lacks_tracked_states(model, flags):
@@ -120,7 +120,7 @@ def _lacks_tracked_states(model: ModelFacts, flags: LaunchFlags) -> bool:
     )
 
 
-def _resolved(
+def resolve_as_stored(
     model: ModelFacts,
     gpu: Gpu,
     flags: LaunchFlags,

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.planner.memory.plan import RefusedPlan
+from pipeline.planner.sglang.flags import spelled_for
+from pipeline.planner.sglang.releases import rules_for
 from schemas.plan import Advice, LaunchPlan, Stage, Verdict
 from schemas.units import GIB
 
@@ -138,19 +140,22 @@ def _refusal(plan: RefusedPlan) -> PlanDocument:
         budget_gib={},
         assumptions=plan.assumptions,
         warnings=(_tracked_note(other), *other.warnings) if other else (),
-        advice=(_TRACKED, *other.advice) if other else (),
+        advice=(tracked_advice(other), *other.advice) if other else (),
         release_profile=plan.release,
         argv=plan.argv,
         figures=_figures(other) if other else PlanFigures(),
     )
 
 
-_TRACKED = Advice(
-    flag="--mamba-scheduler-strategy",
-    value="extra_buffer",
-    effect="is not refused",
-    reason="the release needs tracked states, or --disable-radix-cache, beside speculation",
-)
+def tracked_advice(plan: LaunchPlan) -> Advice:
+    """Return the flag that lifts a refusal, given the plan of the launch with it."""
+    return Advice(
+        flag="--mamba-scheduler-strategy",
+        value="extra_buffer",
+        effect="is not refused",
+        reason="the release needs tracked states, or --disable-radix-cache, beside speculation",
+        argv=spelled_for(plan.argv, rules_for(plan.release_profile)[0].release),
+    )
 
 
 def _tracked_note(plan: LaunchPlan) -> str:

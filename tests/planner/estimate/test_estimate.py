@@ -228,6 +228,16 @@ def test_best_plan_launched_by_hand_is_as_fast() -> None:
     assert again.days.p50 == pytest.approx(best.days.p50)
 
 
+def test_own_launch_line_may_quantise_the_weights() -> None:
+    plain = launched("--tp 1", group("b200", 1)).estimate
+    fp8 = launched("--tp 1 --quantization fp8", group("b200", 1)).estimate
+    assert plain is not None
+    assert fp8 is not None
+    # Half the weights leave room for more requests, and are read in half the time.
+    assert fp8.plans[0].cap_requests > plain.plans[0].cap_requests
+    assert fp8.plans[0].step.dense_s < 0.7 * plain.plans[0].step.dense_s
+
+
 @pytest.mark.parametrize(
     ("line", "replicas"),
     [("--tp 2", 4), ("--tp 2 --dp 2", 4), ("--dp 8", 8), ("--tp 4 --pp 2", 1)],
