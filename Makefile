@@ -128,6 +128,9 @@ eta-score: $(STAMP) ## how right the time left is, on replayed streams of many k
 eta-live: $(STAMP) ## how right jobs.status is during real runs against stand-in servers (20 minutes)
 	$(BIN)/python -m tests.scores.score_eta_live $(ARGS)
 
+trial-score: $(STAMP) ## score the rule that tries launch plans, on 500 simulated clusters (seconds)
+	$(BIN)/python -m tests.scores.score_trial $(ARGS)
+
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
 	$(BIN)/python -m tests.scores.score_estimate
 

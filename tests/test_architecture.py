@@ -33,6 +33,7 @@ SOURCES = "pipeline.dataset.sources"
 DATASET = "pipeline.dataset"
 EXPORT = "pipeline.export"
 LIVE = "pipeline.live"
+TRIAL = "pipeline.trial"
 ENGINES = "pipeline.engines"
 WIRE = "pipeline.engines.wire"
 PROCESS = "pipeline.engines.process"
@@ -70,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     DATASET: {SOURCES, STORE, MODELS, SGLANG, LENGTHS},
     EXPORT: {DATASET, STORE, MODELS, SGLANG},
     LIVE: {DATASET, RUN_FILE, STORE, MODELS, *PLANNER},
+    TRIAL: set(),
     WIRE: {MODELS},
     PROCESS: {SGLANG},
     ENGINES: {WIRE, PROCESS, CHAT_TEMPLATE, LIVE, RUN_FILE, STORE, MODELS, *PLANNER},
