@@ -30,7 +30,7 @@ class Beliefs:
 
     @property
     def best(self) -> int:
-        """The plan with the highest mean."""
+        """Plan with the highest mean."""
         return max(range(len(self.means)), key=self.means.__getitem__)
 
     def after_reading(self, plan: int, tokens_per_s: float, log_sd: float) -> "Beliefs":

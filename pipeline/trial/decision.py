@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """One engine in a trial."""
+    """Engine of a job in its trial."""
 
     plan: int
     is_read: bool = False
