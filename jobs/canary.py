@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
-from pipeline.console.commands import program
+from pipeline.console.commands import help_examples, program
 from pipeline.dataset.parts import rows_of
 from pipeline.dataset.run_record import (
     check_has_begun,
@@ -43,6 +43,12 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("jobs.canary"),
         description="Show what a run's canary found.",
+        epilog=help_examples(
+            "jobs.canary",
+            "out/run",
+            "out/run --json",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -88,38 +88,76 @@ def argument_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run_file", nargs="?", type=Path, metavar="RUN.yaml")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override the run file")
+    add("run_file", nargs="?", type=Path, metavar="RUN.yaml", help="the run file")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the run file, for example sampling.max_tokens=512",
+    )
     add("--hardware", action="append", default=[], metavar="GPU:COUNT[+GPU:COUNT]",
-        help="a hardware option, repeatable; all: every card of the catalogue")  # fmt: skip
-    add("--gpus", type=int, default=8, metavar="N", help="cards per option with --hardware all (8)")
+        help="a hardware option, repeatable; all: every card of the catalogue; default: the run "
+        "file's hardware")  # fmt: skip
+    add(
+        "--gpus",
+        type=int,
+        default=8,
+        metavar="N",
+        help="cards per option with --hardware all; default: 8",
+    )
     add("--price", action="append", default=[], metavar="GPU=USD[/SPOT]",
-        help="your own price per GPU-hour, and on spot")  # fmt: skip
+        help="your own price in USD per GPU-hour, and on spot")  # fmt: skip
     add("--completions", type=int, metavar="N", help="completions, instead of counting prompts")
     add("--lengths-from", metavar="FOLDER", help="output lengths from a finished pilot run")
     add("--update-from", metavar="FOLDER", help="estimate the time left of a run from its folder")
     add("--calibration", action="append", type=Path, default=[], metavar="FILE",
         help="a launch log's figures, as jobs.plan --save-calibration writes them")  # fmt: skip
-    add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
-    add("--sglang-version", metavar="X", help="release, image tag or build date")
+    add(
+        "--model-config",
+        type=Path,
+        metavar="FILE|DIR",
+        help="a config.json; default: by the model's name",
+    )
+    add(
+        "--sglang-version",
+        metavar="X",
+        help="release, image tag or build date; default: the newest known",
+    )
     add("--json", action="store_true", help="print JSON")
     add("--html", type=Path, metavar="FILE", help="write the page as well")
     point = parser.add_argument_group("one point: the rate at a number of running requests")
     add = point.add_argument
-    add("--point", action="store_true")
-    add("--model", metavar="NAME")
-    add("--gpu", metavar="NAME")
-    add("--num-gpus", type=int, metavar="N", help="default: tp-size x pp-size")
-    add("--tp-size", type=int, default=1, metavar="T")
-    add("--dp-size", type=int, default=1, metavar="D")
-    add("--pp-size", type=int, default=1, metavar="S", help="pipeline stages")
+    add("--point", action="store_true", help="estimate one rate instead of a run")
+    add("--model", metavar="NAME", help="hub name or folder")
+    add("--gpu", metavar="NAME", help="a card: rtx-pro-6000, 'B200 180GB'")
+    add("--num-gpus", type=int, metavar="N", help="cards; default: tp-size x pp-size")
+    add("--tp-size", type=int, default=1, metavar="T", help="tensor-parallel ranks; default: 1")
+    add("--dp-size", type=int, default=1, metavar="D", help="data-parallel ranks; default: 1")
+    add("--pp-size", type=int, default=1, metavar="S", help="pipeline stages; default: 1")
     add("--dtype", metavar="FORMAT", help="bf16, fp8, nvfp4, mxfp4, int4, …; default: by the name")
-    add("--running-requests", type=float, metavar="B", help="over all GPUs")
-    add("--input-tokens", type=float, metavar="P")
-    add("--output-tokens", type=float, metavar="O")
-    add("--output-cv", type=float, default=0.0, metavar="CV", help="spread of the lengths")
-    add("--mtp-accept-length", type=float, metavar="A", help="tokens kept per verify step")
-    add("--draft-tokens", type=int, metavar="D", help="tokens verified per step")
+    add("--running-requests", type=float, metavar="B", help="requests at once over all GPUs")
+    add("--input-tokens", type=float, metavar="P", help="mean prompt, in tokens")
+    add("--output-tokens", type=float, metavar="O", help="mean completion, in tokens")
+    add(
+        "--output-cv",
+        type=float,
+        default=0.0,
+        metavar="CV",
+        help="standard deviation of the completions over their mean; default: 0",
+    )
+    add(
+        "--mtp-accept-length",
+        type=float,
+        metavar="A",
+        help="tokens kept per verify step; default: MTP off",
+    )
+    add(
+        "--draft-tokens",
+        type=int,
+        metavar="D",
+        help="tokens verified per step; default: by the accept length",
+    )
     return parser
 
 

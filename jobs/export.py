@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from jobs.terminal import add_log_format, tell
-from pipeline.console.commands import program
+from pipeline.console.commands import help_examples, program
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
 from schemas.config.quality import QualityConfig
@@ -78,14 +78,28 @@ def argument_parser() -> argparse.ArgumentParser:
         prog=program("jobs.export"),
         description="Export a run's rows as a data set for training.",
         exit_on_error=False,
+        epilog=help_examples(
+            "jobs.export",
+            "out/run --to out/train",
+            "out/run --to out/train --format tokens --file-type jsonl",
+            "out/run --to s3://bucket/train --split train=0.98 --split validation=0.02 --shuffle 7",
+            "out/run --to out/short --max-tokens 8192 --cut --drop looping,cut_in_answer",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="the run's output.folder: a path, or s3://bucket/path")
     parser.add_argument("--to", required=True, metavar="DEST", help="a folder, or s3://bucket/path")
-    parser.add_argument("--format", choices=get_args(ExportFormat), default="messages")
+    parser.add_argument(
+        "--format",
+        choices=get_args(ExportFormat),
+        default="messages",
+        help="shape of the rows; default: messages; tokens alone is exact",
+    )
     parser.add_argument(
         "--reasoning",
         choices=get_args(ReasoningPlace),
-        help="apart (reasoning_content), inline (<think> in the text) or drop",
+        help="apart (reasoning_content), inline (<think> in the text) or drop; default: as the "
+        "format has it",
     )
     parser.add_argument(
         "--file-type",
@@ -100,11 +114,15 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--file-mib",
         type=int,
-        help=f"size of one file; default: {_PARQUET_MIB} for parquet, one file per split for JSON "
-        f"lines",
+        metavar="MIB",
+        help=f"size of one file in MiB; default: {_PARQUET_MIB} for parquet, one file a split for "
+        "JSON lines",
     )
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="leave longer rows out: prompt and completion"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="leave longer rows out, in tokens of prompt and completion; default: none",
     )
     parser.add_argument(
         "--cut", action="store_true", help="cut longer rows at a turn's end where one fits"
@@ -112,7 +130,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dedup", action="store_true", help="keep only the first row with the same answers"
     )
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="default: the input's order")
+    parser.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="order by this seed; default: the input's"
+    )
     parser.add_argument(
         "--split",
         action="append",
@@ -124,9 +144,12 @@ def argument_parser() -> argparse.ArgumentParser:
         "--drop", metavar="FLAG,FLAG", help="flags to drop rows by; default: the run file's policy"
     )
     parser.add_argument("--partial", action="store_true", help="export an unfinished run")
-    parser.add_argument("--tokenizer", help="folder or name; default: the run's model")
+    parser.add_argument("--tokenizer", metavar="T", help="folder or name; default: the run's model")
     parser.add_argument(
-        "--scratch", type=Path, help="local folder for sorting; default: in the run's folder"
+        "--scratch",
+        type=Path,
+        metavar="FOLDER",
+        help="local folder for sorting; default: in the run's folder",
     )
     parser.add_argument(
         "--push-to-hub", metavar="USER/NAME", help="also upload DEST, with the token in HF_TOKEN"

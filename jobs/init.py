@@ -53,7 +53,13 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--endpoint", metavar="URL", help="ask a running server instead of starting engines")
     add("--sglang-python", metavar="PATH", help="interpreter of SGLang's environment; default: "
         "$SGLANG_PYTHON, if set")  # fmt: skip
-    add("--to", type=Path, default=Path("run.yaml"), metavar="FILE", help="default: run.yaml")
+    add(
+        "--to",
+        type=Path,
+        default=Path("run.yaml"),
+        metavar="FILE",
+        help="the run file to write; default: run.yaml",
+    )
     add("--output", metavar="FOLDER", help="output folder of the run; default: out/NAME")
     add("--force", action="store_true", help="replace the run file if it exists")
     return parser

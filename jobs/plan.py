@@ -82,18 +82,64 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.yaml", help="search from a run file")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override the run file")
-    add("--gpu", metavar="CARD[:N]", help="a card, and how many: rtx-pro-6000:4, 'B200 180GB'")
-    add("--gpu-memory-gib", type=float, metavar="GIB", help="memory of a card not listed")
-    add("--sglang-version", metavar="X", help="release, image tag or build date")
-    add("--model-config", type=Path, metavar="FILE|DIR", help="a config.json")
-    add("--weights-format", metavar="FORMAT", help="bf16, fp8, nvfp4, int4-awq, …")
-    add("--prompt-tokens", type=int, default=512, metavar="N", help="mean prompt length")
-    add("--output-tokens", type=int, default=7680, metavar="N", help="mean output length")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the run file, for example sampling.max_tokens=512",
+    )
+    add(
+        "--gpu",
+        metavar="CARD[:N]",
+        help="a card, and how many: rtx-pro-6000:4, 'B200 180GB'; default: the run file's hardware",
+    )
+    add(
+        "--gpu-memory-gib",
+        type=float,
+        metavar="GIB",
+        help="memory in GiB of a card that is not in the catalogue",
+    )
+    add(
+        "--sglang-version",
+        metavar="X",
+        help="release, image tag or build date; default: the newest known",
+    )
+    add(
+        "--model-config",
+        type=Path,
+        metavar="FILE|DIR",
+        help="a config.json; default: by the model's name",
+    )
+    add(
+        "--weights-format",
+        metavar="FORMAT",
+        help="bf16, fp8, nvfp4, int4-awq, …; default: by the config",
+    )
+    add(
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="mean prompt, in tokens; default: 512",
+    )
+    add(
+        "--output-tokens",
+        type=int,
+        default=7680,
+        metavar="N",
+        help="mean completion, in tokens; default: 7680",
+    )
     add("--calibrate-from", type=Path, metavar="LOG", help="read an engine's launch log")
     add("--save-calibration", type=Path, metavar="FILE", help="save the figures of the log")
     add("--calibration", type=Path, metavar="FILE", help="use saved figures of a log")
-    add("--most", type=int, default=10, metavar="N", help="plans to print from a search (10)")
+    add(
+        "--most",
+        type=int,
+        default=10,
+        metavar="N",
+        help="plans to print from a search; default: 10",
+    )
     add("--write", type=Path, metavar="DIR", help="write the files that submit the plan: run file, "
         "RayJob, Slurm job, SkyPilot task, plain Ray")  # fmt: skip
     add(
@@ -102,7 +148,11 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the page as well: memory, speed, launch lines",
     )
-    add("--shared", metavar="DIR", help="folder that all nodes share, for relative paths (/shared)")
+    add(
+        "--shared",
+        metavar="DIR",
+        help="folder that all nodes share, for relative paths of --write; default: /shared",
+    )
     add("--json", action="store_true", help="print JSON")
     return parser
 

@@ -19,7 +19,7 @@ from jobs.next_commands import canary_commands, next_commands, resume_command
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
 from jobs.terminal import add_log_format
-from pipeline.console.commands import program
+from pipeline.console.commands import help_examples, program
 from pipeline.console.console import open_console
 from pipeline.errors import (
     ConfigError,
@@ -90,8 +90,16 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("jobs.regenerate"),
         description="Regenerate the completions of a data set. The same command resumes.",
+        epilog=help_examples(
+            "jobs.regenerate",
+            "run.yaml --dry-run",
+            "run.yaml",
+            "run.yaml --set prompts.limit=100 --set output.folder=out/pilot",
+            "run.yaml --retry-errors",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run_file", type=Path, help="the run file, YAML")
+    parser.add_argument("run_file", type=Path, metavar="RUN.yaml", help="the run file")
     parser.add_argument(
         "--set",
         action="append",

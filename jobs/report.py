@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
-from pipeline.console.commands import program
+from pipeline.console.commands import help_examples, program
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError
 from pipeline.report.page import report_page
@@ -40,9 +40,19 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("jobs.report"),
         description="Write or serve the report of a run, from its output folder alone.",
+        epilog=help_examples(
+            "jobs.report",
+            "out/run",
+            "out/run --html report.html",
+            "out/run --serve --port 8080",
+            "s3://bucket/run --json",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help=RUN_FOLDER)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="default: FOLDER/report.html")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="the page; default: FOLDER/report.html"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument(
         "--serve",

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
-from pipeline.console.commands import program
+from pipeline.console.commands import help_examples, program
 from pipeline.dataset.run_record import check_has_run
 from pipeline.dataset.verification import check_parts
 from pipeline.live.output import time_left
@@ -43,6 +43,14 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("jobs.status"),
         description="Print the status of a run, from its output folder alone.",
+        epilog=help_examples(
+            "jobs.status",
+            "out/run",
+            "out/run --watch --interval 30",
+            "s3://bucket/run --json",
+            "out/run --verify",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help=RUN_FOLDER)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -33,6 +33,11 @@ def program(module: str) -> str:
     return f"python -m {module}"
 
 
+def help_examples(module: str, *lines: str) -> str:
+    """Return the examples at the end of a command's help; each line follows its name."""
+    return "\n".join(["examples:", *(f"  {program(module)} {line}" for line in lines)])
+
+
 def subcommand(module: str) -> str:
     """Return the word after `regenerate` that runs a module of `jobs`."""
     return _NAMES.get(module, module.rpartition(".")[2])

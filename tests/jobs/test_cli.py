@@ -1,7 +1,10 @@
 """The console script: each command is a module, and says so in its own words."""
 
+import argparse
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
@@ -85,3 +88,32 @@ def test_script_works_in_a_folder_with_packages_of_our_names(tmp_path: Path) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Qwen/Qwen3-8B on B200" in done.stdout
+
+
+COMMANDS = ("init", "regenerate", "plan", "estimate", "status", "report", "export", "canary")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_and_says_what_each_option_is_and_its_default(name: str) -> None:
+    parser = import_module(f"jobs.{name}").argument_parser()
+    text = parser.format_help()
+    _, _, shown = text.partition("\nexamples:\n")
+    assert shown.count(f"jobs.{name}") >= 2
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        is_switch = action.nargs == 0
+        has_default = action.default not in (None, [], False, argparse.SUPPRESS)
+        if has_default and not is_switch:
+            assert "default" in action.help, action.option_strings
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_are_accepted(name: str) -> None:
+    parser = import_module(f"jobs.{name}").argument_parser()
+    _, _, shown = parser.format_help().partition("\nexamples:\n")
+    lines = shown.replace("\\\n", " ").splitlines()
+    examples = [line.partition(f"jobs.{name}")[2] for line in lines if f"jobs.{name}" in line]
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        own = words[: words.index("--")] if "--" in words else words
+        parser.parse_args(own)

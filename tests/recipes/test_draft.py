@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from jobs import init, regenerate
 from pipeline.recipes.schema import SCHEMA_FILE, schema_text
@@ -25,6 +26,19 @@ def json_lines(rows: list[dict[str, object]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def write_folder(path: Path, kind: str) -> None:
+    if kind == "a saved data set":
+        Dataset.from_list(ROWS).save_to_disk(str(path))
+        return
+    path.mkdir()
+    (path / "b.JSONL").write_text(json_lines(ROWS))
+    if kind == "a mixed folder":
+        pq.write_table(pa.Table.from_pylist(ROWS), path / "a.parquet")
+        (path / "c.csv").write_text("id,question\nx,Why?\n")
+    else:
+        (path / "part-1.jsonl").write_text(json_lines(ROWS))
+
+
 def write_input(folder: Path, kind: str) -> Path:
     """Write prompts as users have them; the name says the kind."""
     path = folder / kind
@@ -40,10 +54,12 @@ def write_input(folder: Path, kind: str) -> Path:
         path.write_text("id,Question\n1,Hello?\n2,Why?\n")
     elif kind == "one column.jsonl":
         path.write_text(json_lines([{"q": "Hello?"}]))
-    elif kind == "a folder":
-        path.mkdir()
-        (path / "part-0.jsonl").write_text(json_lines(ROWS))
-        (path / "part-1.jsonl").write_text(json_lines(ROWS))
+    elif kind == "stream.arrow":
+        table = pa.Table.from_pylist(ROWS)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    elif kind.startswith("a "):
+        write_folder(path, kind)
     else:
         path.write_text(json_lines([{"conversation": TURNS, "model": "vicuna"}]))
     return path
@@ -58,6 +74,9 @@ KINDS = {
     "one column.jsonl": "column: q",
     "a folder": "column: question",
     "chat.jsonl": "column: conversation",
+    "stream.arrow": "column: question",
+    "a saved data set": "column: question",
+    "a mixed folder": "column: question",
 }
 
 
@@ -105,6 +124,7 @@ def test_schema_beside_the_run_file_describes_every_key(
     ("words", "message"),
     [
         (["no-such.jsonl"], "no file or folder no-such.jsonl"),
+        (["someone/some-data"], "someone/some-data is not a file or folder here and could not"),
         (["chat.jsonl", "--gpu", "b200:0"], "--gpu b200:0: expected CARD or CARD:COUNT"),
         (["chat.jsonl", "--gpu", "b200", "--endpoint", "http://x/v1"], "--gpu: not with"),
         (["chat.jsonl", "--to", "chat.jsonl"], "chat.jsonl exists; choose another"),
@@ -118,6 +138,8 @@ def test_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     write_input(tmp_path, "chat.jsonl")
     before = (tmp_path / "chat.jsonl").read_text()
     assert init.main(words) == 2
