@@ -8,6 +8,7 @@ canary began or ended, an engine came up. What is done is the set of row ids in 
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Literal
 
 from schemas.chat_template import TemplateFacts
@@ -196,7 +197,7 @@ class RunManifest:
         for number, line in enumerate(lines, start=1):
             try:
                 self.fold(json.loads(line))
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
                 self.unreadable_lines.append(number)
 
     def _add(self, part: Part) -> None:
@@ -244,7 +245,9 @@ def event_line(record: ManifestRecord) -> bytes:
 
 
 def part_from_json(values: dict[str, object]) -> Part:
-    row_ids = _strings(values["row_ids"])
+    name, row_ids = str(values["name"]), _strings(values["row_ids"])
+    if name != PurePath(name).name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no file's name")
     samples = values.get("sample_indexes") or [0] * len(row_ids)
     if not isinstance(samples, list) or len(samples) != len(row_ids):
         raise ValueError("sample_indexes and row_ids differ in length")

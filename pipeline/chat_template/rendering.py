@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.untrusted.parsing import UNREADABLE, UnreadableError, json_object
 from schemas.prompt import Message, message_extras
 
 _SCRIPT = Path(__file__).with_name("sandbox.py")
@@ -79,7 +80,7 @@ def message_fields(message: Message) -> dict[str, object]:
 def _arguments(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except UNREADABLE:
         # The source's own text; the template prints it as it is.
         return text
 
@@ -159,8 +160,7 @@ def _answer(task: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"it did not render within {_LIMIT_S} s"}
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
+        return json_object(done.stdout)
+    except UnreadableError:
         why = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
         return {"error": f"the process that renders it ended: {why[0][:200]}"}
-    return answer

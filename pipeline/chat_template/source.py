@@ -5,7 +5,6 @@ before the field of `tokenizer_config.json`; `additional_chat_templates/tool_use
 entry `tool_use` of a list, for requests with tools. `chat_template.json` is a processor's.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,17 @@ from typing import Any
 
 from pipeline.chat_template.rendering import ChatTemplate
 from pipeline.errors import ConfigError, PlanError
-from pipeline.models.files import hub_text, model_folder
+from pipeline.models.files import model_folder
 from pipeline.models.gguf_template import gguf_chat_template
+from pipeline.models.hub import hub_text
 from pipeline.planner.sglang.flags import parse_launch_line
+from pipeline.untrusted.parsing import UnreadableError, bytes_of, json_object
 
 _JINJA, _CONFIG, _PROCESSOR = "chat_template.jinja", "tokenizer_config.json", "chat_template.json"
 _NAMED = "additional_chat_templates/{name}.jinja"
 _DEFAULT, _TOOL_USE = "default", "tool_use"
+# assumed: tokenizer_config.json with 100,000 added tokens has a quarter of it
+_MOST_BYTES = 64 << 20
 
 ReadText = Callable[[str], str | None]
 """Function from a file's name in the repository to its text; None for a file that is not there."""
@@ -75,8 +78,8 @@ def model_template(model: str, *, name: str | None = None) -> ChatTemplate | NoT
 def _text_in(folder: Path, file: str) -> str | None:
     path = folder / file
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, UnicodeDecodeError) as error:
+        return bytes_of(path, most=_MOST_BYTES).decode() if path.is_file() else None
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot read {path}: {error}") from None
 
 
@@ -152,10 +155,9 @@ def _mapping(text: str | None, file: str) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"model: {file} is not JSON: {error.msg}") from None
-    return values if isinstance(values, dict) else {}
+        return json_object(text)
+    except UnreadableError as error:
+        raise ConfigError(f"model: {file} is {error}") from None
 
 
 def launch_template(model: str, flags: Sequence[str]) -> ChatTemplate | NoTemplate:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pipeline.store.folder import Folder
 from pipeline.store.journal import RowName
 from pipeline.store.run_folder import PARTIALS
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.begun import BegunRow
 from schemas.units import MIB
 
@@ -71,7 +72,7 @@ class Partials:
             if key in wanted:
                 try:
                     found[key] = BegunRow.from_json(line)
-                except (ValueError, KeyError, TypeError):
+                except UNREADABLE:
                     # Written by another release: the row is generated from its beginning.
                     continue
         return found
@@ -92,7 +93,7 @@ class Partials:
             if (head["run_id"], head["settings"]) != (self.run_id, self.settings):
                 return None, []
             rows = {(str(row), int(sample)): int(tokens) for row, sample, tokens in head["rows"]}
-        except (ValueError, KeyError, TypeError):
+        except UNREADABLE:
             return None, []
         return rows, lines
 

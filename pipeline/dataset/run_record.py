@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import DATA, LOGS, MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY, STAGING
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS
 from schemas.config.reader import stored_run_file
 from schemas.config.run_file import RunFile
@@ -34,7 +35,7 @@ def read_run(folder: Folder) -> RunRecord | None:
         return None
     try:
         return RunRecord.from_json(folder.read(RUN_FILE).decode())
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ResumeError(f"{folder.place(RUN_FILE)}: not a run record: {error}") from None
 
 

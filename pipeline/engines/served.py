@@ -5,7 +5,6 @@ its own; `endpoint` has an address and cannot restart what runs there.
 """
 
 import asyncio
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ from pipeline.planner.sglang.metrics import engine_load
 from pipeline.planner.sglang.wordings import CauseKind
 from pipeline.run_file import check_launch
 from pipeline.store.bucket import open_folder
+from pipeline.untrusted.parsing import UnreadableError, json_object
 from schemas.chat_template import TemplateFacts
 from schemas.completion import Interruption, Outcome
 from schemas.config.run_file import RunFile
@@ -205,7 +205,11 @@ class ServedEngine:
             self._counter = token_counter(self.config)
         if not self._counter.is_exact:
             return 0
-        return sum(self._counter.count_text(message.content) for message in messages)
+        try:
+            return sum(self._counter.count_text(message.content) for message in messages)
+        except ConfigError:
+            # The model's own tokenizer fails on this text; the server says what it makes of it.
+            return 0
 
     async def stop(self) -> None:
         """Close the client and end the process."""
@@ -394,11 +398,10 @@ def _failure(process: EngineProcess, symptom: str | None, kind: CauseKind) -> tu
 
 def _mapping(page: str | None) -> dict[str, Any]:
     try:
-        values = json.loads(page or "{}")
-    except json.JSONDecodeError:
+        return json_object(page or "{}")
+    except UnreadableError:
         # Another page of that name.
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _power_text() -> str:

@@ -32,6 +32,7 @@ from pipeline.export.index import ExportSource, Index, index_rows
 from pipeline.export.rows import RowForm
 from pipeline.store.folder import replacing
 from pipeline.store.object_store import Store
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.export import ExportedFile, ExportOptions, ExportRecord
 
 CARD_FILE, RECORD_FILE, DROPPED_FILE = "README.md", "export.json", "dropped.jsonl"
@@ -121,7 +122,7 @@ def _finished_record(store: Store, fingerprint: str) -> ExportRecord | None:
         return None
     try:
         record = ExportRecord.from_json(store.read(RECORD_FILE).decode())
-    except (ValueError, KeyError, TypeError):
+    except UNREADABLE:
         raise ConfigError(f"{store.where}: {RECORD_FILE} is not the record of an export") from None
     if record.fingerprint != fingerprint:
         raise ConfigError(

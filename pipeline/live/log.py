@@ -15,6 +15,7 @@ from itertools import pairwise
 from pipeline.errors import ConfigError
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import READINGS_FILE
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band, LiveReading
 from schemas.progress import LiveSpan, TimeLeft, slot_of
@@ -243,7 +244,7 @@ def read_live_log(folder: Folder) -> LiveLog | None:
     for number, line in enumerate(folder.read_lines(READINGS_FILE), start=1):
         try:
             log = _with_record(log, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             raise ConfigError(
                 f"{folder.place(READINGS_FILE)} line {number}: not a record of readings: {error!r}"
             ) from None

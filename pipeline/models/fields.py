@@ -8,6 +8,8 @@ from typing import Any
 
 from pipeline.errors import PlanError
 
+# Whole numbers up to it are exact in every JSON reader.
+_LARGEST = 2**53
 _WRAPPERS = ("text_config", "thinker_config", "llm_config", "language_config")
 
 
@@ -83,4 +85,6 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanError(f"the model config has {name} = {value!r}; it must be a number")
+    if not abs(value) <= _LARGEST:
+        raise PlanError(f"the model config has {name} out of range; it must be {_LARGEST} at most")
     return int(value)

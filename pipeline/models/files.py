@@ -3,12 +3,9 @@
 The only module that reads model configs from files or the network.
 """
 
-import http
 import json
 import os
 import struct
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,16 +14,16 @@ from typing import Any
 
 from pipeline.errors import PlanError
 from pipeline.models.facts import model_facts
+from pipeline.models.hub import hub_text
+from pipeline.untrusted.parsing import UNREADABLE, UnreadableError, bytes_of, json_object, reason
 from schemas.plan import ModelFacts
 
 _CATALOGUE = Path(__file__).with_name("data") / "model_configs.json"
 _GENERATION_FILE = "generation_config.json"
-_HUB = "https://huggingface.co"
-_HUB_TIMEOUT_S = 5.0
-# assumed: far more than a config, an index or a chat template has
-_MOST_HUB_BYTES = 64 << 20
-# Variables with which huggingface_hub and transformers stay off the network.
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+# assumed: the index of a model with 100,000 tensors has a tenth of it
+_MOST_JSON_BYTES = 64 << 20
+# safetensors/src/tensor.rs: MAX_HEADER_SIZE
+_MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +59,9 @@ def load_model(
 
 def _override_fields(text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise PlanError(f"--json-model-override-args is not JSON: {error.msg}") from None
-    if not isinstance(fields, dict):
-        raise PlanError("--json-model-override-args must be a JSON object")
-    return fields
+        return json_object(text or "{}")
+    except UnreadableError as error:
+        raise PlanError(f"--json-model-override-args is {error}") from None
 
 
 def read_model(path: Path) -> ModelFiles:
@@ -116,14 +110,11 @@ def generation_config(name: str) -> Mapping[str, Any] | None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        loaded = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+        return json_object(bytes_of(path, most=_MOST_JSON_BYTES))
+    except OSError as error:
         raise PlanError(f"cannot read {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{path} is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise PlanError(f"{path} is not a JSON object")
-    return loaded
+    except UnreadableError as error:
+        raise PlanError(f"{path} is {error}") from None
 
 
 def _from_folder(folder: Path) -> ModelFiles:
@@ -154,11 +145,13 @@ def _header_bytes(path: Path) -> int:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-    except (OSError, struct.error, ValueError) as error:
-        raise PlanError(f"cannot read the header of {path}: {error}") from error
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    return max(ends, default=0)
+            if length > min(path.stat().st_size, _MOST_HEADER_BYTES):
+                raise UnreadableError(f"it claims {length:,} bytes")
+            header = json_object(file.read(length))
+        tensors = [entry for key, entry in header.items() if key != "__metadata__"]
+        return max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+    except (OSError, struct.error, *UNREADABLE) as error:
+        raise PlanError(f"cannot read the header of {path}: {reason(error)}") from None
 
 
 # --- by name ----------------------------------------------------------------------------------
@@ -253,36 +246,7 @@ def _from_hub(name: str) -> ModelFiles | None:
 
 def _download(name: str, file: str) -> dict[str, Any] | None:
     try:
-        loaded = json.loads(hub_text(name, file) or "null")
-    except (PlanError, ValueError):
+        text = hub_text(name, file)
+        return None if text is None else json_object(text)
+    except (PlanError, UnreadableError):
         return None
-    return loaded if isinstance(loaded, dict) else None
-
-
-def hub_text(name: str, file: str) -> str | None:
-    """Fetch a text file of a hub repository; None where the repository does not have it.
-
-    Raises PlanError where the hub does not return it for another reason.
-    """
-    offline = next((one for one in _OFFLINE if is_switched_on(os.environ.get(one))), None)
-    if offline is not None:
-        raise PlanError(f"{offline} is set, so nothing is fetched from the hub")
-    request = urllib.request.Request(f"{_HUB}/{name}/resolve/main/{file}")  # noqa: S310  # https only
-    token = os.environ.get("HF_TOKEN")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S) as reply:  # noqa: S310
-            text: str = reply.read(_MOST_HUB_BYTES).decode()
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.NOT_FOUND:
-            return None
-        raise PlanError(f"the hub answers {error.code} for {name}") from None
-    except (urllib.error.URLError, TimeoutError, OSError, ValueError) as error:
-        raise PlanError(f"the hub does not answer: {error}") from None
-    return text
-
-
-def is_switched_on(value: str | None) -> bool:
-    """Read a variable as huggingface_hub does. huggingface_hub/constants.py: _is_true, 2.4."""
-    return (value or "").upper() in ("1", "ON", "YES", "TRUE")

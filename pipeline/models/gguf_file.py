@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.untrusted.parsing import UNREADABLE, reason
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -35,8 +36,9 @@ def gguf_metadata(path: Path, wanted: Collection[str]) -> Mapping[str, object]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data=data).metadata(wanted)
-    except (OSError, ValueError, struct.error) as error:
-        raise ConfigError(f"engine.model_file: cannot read {path} as GGUF: {error}") from None
+    except (OSError, struct.error, *UNREADABLE) as error:
+        found = reason(error)
+        raise ConfigError(f"engine.model_file: cannot read {path} as GGUF: {found}") from None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,10 +13,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from pipeline.errors import ConfigError
 from pipeline.models.gguf_file import gguf_metadata
+from pipeline.untrusted.parsing import UnreadableError, bytes_of, guarded, reason
 from schemas.prompt import TEMPLATE_TOKENS_PER_MESSAGE, Message
 
 # assumed: English and CJK text both have 3.5 to 4.5 UTF-8 bytes per token with vocabularies of 50k
 # tokens and more
+# assumed: ten times the largest that is published
+_MOST_TOKENIZER_BYTES = 512 << 20
 _BYTES_PER_TOKEN = 4
 
 _GGUF, _GGUF_NAMES = "tokenizer.ggml.", ("model", "pre", "tokens", "token_type", "merges")
@@ -97,9 +100,10 @@ def _cached_tokenizer(model: str) -> Path | None:
 
 def _tokenizer_in(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ConfigError(f"model: cannot read {path}: {error}") from None
+        data = bytes_of(path, most=_MOST_TOKENIZER_BYTES)
+        return guarded(lambda: Tokenizer.from_buffer(data))
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"model: cannot read {path}: {reason(error)}") from None
 
 
 def approximate_token_counter() -> TokenCounter:
@@ -114,8 +118,15 @@ def _exact(tokenizer: Tokenizer, name: str) -> TokenCounter:
     return TokenCounter(
         method=f"tokenizer of {name}",
         is_exact=True,
-        count_text=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        count_text=lambda text: _count(tokenizer, name, text),
     )
+
+
+def _count(tokenizer: Tokenizer, name: str, text: str) -> int:
+    try:
+        return len(guarded(lambda: tokenizer.encode(text, add_special_tokens=False)).ids)
+    except UnreadableError as error:
+        raise ConfigError(f"model: the tokenizer of {name} fails: {error}") from None
 
 
 def _gguf_tokenizer(path: Path) -> Tokenizer | None:

@@ -12,6 +12,7 @@ from pipeline.live.eta import days_left_after
 from pipeline.store import lock
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import LIVE_FILE
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.estimate import Band
 from schemas.manifest import Part, RunManifest, Session
 from schemas.progress import Progress, RunState, RunStatus
@@ -89,7 +90,7 @@ def _live(folder: Folder, session: Session) -> Progress | None:
         return None
     try:
         live = Progress.from_json(folder.read(LIVE_FILE).decode())
-    except (ValueError, KeyError, TypeError):
+    except UNREADABLE:
         # The file is not ours; the manifest has the rest.
         return None
     return live if live.session_id == session.session_id else None

@@ -127,6 +127,16 @@ def webhook_of(config: EventsConfig, log: Callable[[str], None]) -> Webhook | No
     return Webhook(url=url, log=log)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuse redirects: a notice that is sent on as GET reaches nobody, and its URL is a secret."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow nothing, so that the answer counts as the error that it is."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 def _is_url(url: str) -> bool:
     """Check that a URL has a host, a port in range if any, and only printable ASCII."""
     try:
@@ -146,7 +156,7 @@ def _post(url: str, notice: Notice) -> tuple[str, bool] | None:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - as above
+        with _OPENER.open(request, timeout=_TIMEOUT_S):
             return None
     except urllib.error.HTTPError as error:
         error.close()

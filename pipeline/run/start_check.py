@@ -5,7 +5,6 @@ later: a run waits for it, and a dry run reports it.
 """
 
 import asyncio
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pipeline.engines.served import endpoint_key
 from pipeline.errors import ConfigError
 from pipeline.run_file import users_flags
 from pipeline.store.folder import Folder
+from pipeline.untrusted.parsing import UnreadableError, json_object
 from schemas.config.run_file import RunFile
 from schemas.units import GIB
 
@@ -101,12 +101,12 @@ def _fault(config: RunFile, offer: "Offer") -> str | None:
 
 def _ignores_seed(server_info: str | None) -> bool:
     try:
-        facts = json.loads(server_info or "{}")
-    except ValueError:
+        facts = json_object(server_info or "{}")
+    except UnreadableError:
         # Another server's page.
         return False
     names = [flag.replace("-", "_") for flag in _SEEDED_FLAGS]
-    if not isinstance(facts, dict) or names[0] not in facts:
+    if names[0] not in facts:
         return False
     return not any(facts.get(name) for name in names)
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pipeline.store.event_line import event_line
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import DEATHS_FILE, EVENTS_FILE
+from pipeline.untrusted.parsing import UNREADABLE
 
 RowName = tuple[str, int]
 """A row id with its sample index."""
@@ -66,7 +67,7 @@ def read_events(folder: Folder) -> list[RunEvent]:
     for line in folder.read_lines(EVENTS_FILE):
         try:
             events.append(_event(json.loads(line)))
-        except (ValueError, TypeError, KeyError):
+        except UNREADABLE:
             # A line that a crash truncated, or that another release wrote.
             continue
     return events
@@ -101,7 +102,7 @@ def read_deaths(folder: Folder) -> Counter[RowName]:
     for line in folder.read_lines(DEATHS_FILE):
         try:
             rows = [(str(row_id), int(sample)) for row_id, sample in json.loads(line)["rows"]]
-        except (ValueError, TypeError, KeyError):
+        except UNREADABLE:
             continue
         deaths.update(rows)
     return deaths

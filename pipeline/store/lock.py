@@ -21,6 +21,7 @@ from pathlib import Path
 from pipeline.errors import ConfigError, DriverLostError, PipelineError, ResumeError
 from pipeline.store.folder import CLAIMS, Folder
 from pipeline.store.run_folder import LOCK_FILE
+from pipeline.untrusted.parsing import UNREADABLE
 
 BEAT_INTERVAL_S = 4.0
 # Seven missed beats; with the pause after writing, a take-over needs well under a minute.
@@ -179,7 +180,7 @@ def _refused(folder: Folder, holder: Holder) -> ResumeError:
 def _holder(folder: Folder) -> Holder | None:
     try:
         return Holder(**json.loads(folder.read(LOCK_FILE)))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, *UNREADABLE):
         # Removed, or not a lock of ours: nobody holds the folder.
         return None
 

@@ -13,6 +13,8 @@ from pipeline.errors import ConfigError
 from schemas.config.run_file import RunFile
 
 _LONGEST_VALUE_SHOWN = 60
+# assumed: a thousand times as many as the run file has keys
+_MOST_VALUES = 100_000
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -61,7 +63,19 @@ def stored_run_file(text: bytes) -> RunFile | None:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML loader that refuses repeated keys, where the plain one keeps the last."""
+    """Safe YAML loader that refuses repeated keys, where the plain one keeps the last.
+
+    It also refuses aliases that stand for more values than any run file has: nine lines of them can
+    stand for a billion.
+    """
+
+    def get_single_data(self) -> object:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        if _num_values(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"aliases stand for more than {_MOST_VALUES:,} values")
+        return self.construct_document(node)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         text = str(super().construct_scalar(node))
@@ -87,6 +101,21 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _num_values(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Count a node's values with its aliases written out, each node once."""
+    if id(node) not in counted:
+        # An alias of a node within itself has no end.
+        counted[id(node)] = _MOST_VALUES + 1
+        counted[id(node)] = 1 + sum(_num_values(each, counted) for each in _below(node))
+    return counted[id(node)]
+
+
+def _below(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def _parsed(text: str) -> object:

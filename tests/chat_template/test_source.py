@@ -1,11 +1,7 @@
 """Where a chat template comes from: a model's folder, the hub's cache, the hub, flags, GGUF."""
 
-import io
 import json
 import struct
-import urllib.error
-import urllib.request
-from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ from pipeline.chat_template.source import (
     model_template,
 )
 from pipeline.errors import ConfigError
+from tests.fakes.hub import only_hub
 
 
 def found(template: ChatTemplate | NoTemplate) -> ChatTemplate:
@@ -112,24 +109,12 @@ def test_cached_snapshot_is_read_without_the_network(
 
 
 def test_template_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = "https://huggingface.co/some/model/resolve/main/"
-    files = {
-        f"{base}chat_template.jinja": "fetched",
-        f"{base}tokenizer_config.json": '{"bos_token": "<s>", "eos_token": "</s>"}',
-    }
-
-    def open_url(request: urllib.request.Request, timeout: float) -> io.BytesIO:
-        if request.full_url not in files:
-            raise urllib.error.HTTPError(request.full_url, 404, "no", Message(), None)
-        return io.BytesIO(files[request.full_url].encode())
-
-    monkeypatch.setattr(urllib.request, "urlopen", open_url)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    template = found(model_template("some/model"))
-    assert (template.text, template.special_tokens["bos_token"]) == ("fetched", "<s>")
-    files.clear()
-    without = model_template("some/model")
+    with only_hub(monkeypatch, tmp_path / "cache") as hub:
+        hub.files["some/model/chat_template.jinja"] = b"fetched"
+        hub.files["some/model/tokenizer_config.json"] = b'{"bos_token": "<s>", "eos_token": "</s>"}'
+        template = found(model_template("some/model"))
+        assert (template.text, template.special_tokens["bos_token"]) == ("fetched", "<s>")
+        without = model_template("other/model")
     assert isinstance(without, NoTemplate)
     assert "has no chat template" in without.why
 

@@ -1,6 +1,7 @@
 """A run's own records: the run record and the manifest."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pipeline.dataset import run_record
 from pipeline.errors import ResumeError
 from pipeline.store.folder import LocalFolder
 from pipeline.store.run_folder import RUN_FILE
-from schemas.manifest import EngineRun, RunIdentity
+from schemas.manifest import EngineRun, RunIdentity, RunManifest
 from tests.fakes.output_folder import (
     RECORD,
     fresh,
@@ -50,3 +51,27 @@ def test_engines_that_ran_are_listed_in_the_manifest(tmp_path: Path) -> None:
     manifest = run_record.read_manifest(folder)
     assert manifest.engines == [ran]
     assert not manifest.unreadable_lines
+
+
+@pytest.mark.parametrize(
+    ("name", "is_part"),
+    [
+        ("x.parquet", True), ("../x.parquet", False), ("/etc/x.parquet", False),
+        ("a/b.parquet", False), ("..", False), ("", False),
+    ],
+)  # fmt: skip
+def test_part_outside_the_folder_is_no_part(name: str, is_part: bool) -> None:
+    line = {
+        "event": "part", "name": name, "size_bytes": 1, "row_ids": [], "content_hashes": [],
+        "num_errors": 0, "prompt_tokens": 0, "completion_tokens": 0, "worker_id": "w0",
+    }  # fmt: skip
+    manifest = RunManifest()
+    manifest.fold_lines([json.dumps(line).encode()])
+    assert list(manifest.parts) == ([name] if is_part else [])
+    assert manifest.unreadable_lines == ([] if is_part else [1])
+
+
+def test_line_that_is_nested_too_deep_is_unreadable() -> None:
+    manifest = RunManifest()
+    manifest.fold_lines([b"[" * 200_000])
+    assert manifest.unreadable_lines == [1]

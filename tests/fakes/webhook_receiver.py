@@ -16,6 +16,8 @@ class Receiver:
     codes: list[int] = field(default_factory=list)
     got: list[dict[str, object]] = field(default_factory=list)
     refused: int = 0
+    followed: int = 0
+    """Requests that followed a redirect."""
     hold: threading.Event = field(default_factory=threading.Event)
     """Answers wait until it is set."""
 
@@ -34,6 +36,13 @@ def receiving() -> Iterator[Receiver]:
             else:
                 receiver.refused += 1
             self.send_response(code)
+            if 300 <= code < 400:
+                self.send_header("Location", receiver.url.replace("/hook", "/moved"))
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            receiver.followed += 1
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

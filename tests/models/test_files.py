@@ -1,11 +1,8 @@
 """Model configs: in folders and files, in the catalogue, in the hub's cache, on the hub."""
 
-import io
 import json
 import struct
-import urllib.error
-import urllib.request
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.models.files import catalogue_names, find_model, has_weights, load_model, read_model
+from tests.fakes.hub import Hub, only_hub
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
@@ -75,7 +73,7 @@ def test_config_file_has_the_format_of_its_own_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "is not JSON"), (b"[]", "is not a JSON object"), (b"\xff", "cannot read")],
+    [(b"{", "is not JSON"), (b"[]", "is not a JSON object"), (b"\xff", "is not usable as JSON")],
 )
 def test_unreadable_config_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "config.json"
@@ -106,6 +104,44 @@ def test_weights_are_on_disk_once_every_shard_is(tmp_path: Path) -> None:
     assert has_weights(str(one_file))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": ' + "9" * 5000 + "}", "is not usable as JSON: Exceeds the limit"),
+        ('{"a": ' + "[" * 200_000, "is not usable as JSON: nested too deep"),
+        ('{"num_hidden_layers": 1e999}', "num_hidden_layers out of range"),
+        ('{"num_hidden_layers": ' + "9" * 4000 + "}", "num_hidden_layers out of range"),
+        ('{"num_hidden_layers": NaN}', "num_hidden_layers out of range"),
+        ("\xff", "is not JSON"),
+    ],
+    ids=["digits", "nested", "infinite", "huge", "not a number", "not text"],
+)
+def test_hostile_config_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PlanError, match=said) as error:
+        load_model(str(tmp_path))
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (struct.pack("<Q", 2**62) + b"{}", "it claims 4,611,686,018,427,387,904 bytes"),
+        (struct.pack("<Q", 2**64 - 1), "it claims"),
+        (struct.pack("<Q", 4) + b"[[[[", "not JSON"),
+        (struct.pack("<Q", 13) + b'{"a": {"b":1}', "not JSON"),
+        (struct.pack("<Q", 7) + b'{"a":1}', "not subscriptable"),
+        (b"", "requires a buffer of 8 bytes"),
+    ],
+)
+def test_hostile_header_of_tensors_is_one_line(tmp_path: Path, data: bytes, said: str) -> None:
+    write(tmp_path / "config.json", CONFIG)
+    (tmp_path / "a.safetensors").write_bytes(data)
+    with pytest.raises(PlanError, match="cannot read the header of .*: .*" + said):
+        read_model(tmp_path)
+
+
 # --- names ------------------------------------------------------------------------------------
 
 
@@ -125,45 +161,21 @@ def test_catalogue_knows_other_spellings_and_formats(name: str, known: str) -> N
     assert find_model(name) == find_model(known)
 
 
-@dataclass
-class Hub:
-    """A hub with these files by address; any other is not found."""
-
-    files: dict[str, object] = field(default_factory=dict)
-    tokens: list[str | None] = field(default_factory=list)
-    """The authorization of each request."""
-
-    def open(self, request: urllib.request.Request, timeout: float) -> io.BytesIO:
-        """Answer a request."""
-        assert timeout == 5.0
-        self.tokens.append(request.get_header("Authorization"))
-        if request.full_url not in self.files:
-            raise urllib.error.URLError("not found")
-        return io.BytesIO(json.dumps(self.files[request.full_url]).encode())
-
-
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    """The only hub there is, with an empty cache."""
-    hub = Hub()
-    monkeypatch.setattr(urllib.request, "urlopen", hub.open)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    return hub
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with only_hub(monkeypatch, tmp_path / "cache") as hub:
+        yield hub
 
 
 def test_unknown_model_comes_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = "https://huggingface.co/some/model/resolve/main/"
-    hub.files[f"{base}config.json"] = CONFIG
+    hub.files["some/model/config.json"] = json.dumps(CONFIG).encode()
     assert find_model("some/model").checkpoint_bytes == 0
-    assert hub.tokens == [None] * 3
-    hub.files[f"{base}hf_quant_config.json"] = QUANT
-    hub.files[f"{base}model.safetensors.index.json"] = {"metadata": {"total_size": 77}}
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    files = find_model("some/model")
+    hub.files["other/model/config.json"] = json.dumps(CONFIG).encode()
+    hub.files["other/model/hf_quant_config.json"] = json.dumps(QUANT).encode()
+    index = {"metadata": {"total_size": 77}}
+    hub.files["other/model/model.safetensors.index.json"] = json.dumps(index).encode()
+    files = find_model("other/model")
     assert (files.config, files.hf_quant, files.checkpoint_bytes) == (CONFIG, QUANT, 77)
-    assert hub.tokens[-1] == "Bearer secret"
 
 
 def test_model_that_nobody_knows_is_refused(hub: Hub) -> None:
@@ -171,8 +183,8 @@ def test_model_that_nobody_knows_is_refused(hub: Hub) -> None:
         with pytest.raises(PlanError, match=f"no config known for model '{name}': .*--model-confi"):
             find_model(name)
     # A name without an owner is not requested from the hub.
-    assert hub.tokens == [None]
-    hub.files["https://huggingface.co/some/model/resolve/main/config.json"] = []
+    assert set(hub.requested) == {"some/model/config.json"}
+    hub.files["some/model/config.json"] = b"[]"
     with pytest.raises(PlanError, match="no config known"):
         find_model("some/model")
 
@@ -191,7 +203,7 @@ def test_cached_model_is_read_from_its_newest_snapshot(
     write(snapshots / "b" / "config.json", CONFIG)
     write(snapshots / "c" / "other.json", {})
     assert find_model("some/model").config == CONFIG
-    assert hub.tokens == []
+    assert hub.requested == []
 
 
 # --- facts ------------------------------------------------------------------------------------
@@ -210,8 +222,10 @@ def test_overrides_replace_fields_of_the_config(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         ("{", "is not JSON: Expecting"),
-        ("[1]", "must be a JSON object"),
-        ("1", "must be a JSON"),
+        ("[1]", "is not a JSON object"),
+        ("1", "is not a JSON object"),
+        ('{"a": ' + "9" * 5000 + "}", "is not usable as JSON: Exceeds the limit"),
+        ("[" * 100_000, "is not usable as JSON: nested too deep"),
     ],
 )
 def test_overrides_that_are_no_object_are_refused(overrides: str, message: str) -> None:

@@ -72,6 +72,17 @@ def test_post_that_is_refused_for_good_is_not_retried(receiver: Receiver) -> Non
     assert log == ["event=webhook_lost notice=run_done why='HTTP 410'"]
 
 
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_redirect_is_a_failure_and_is_not_followed(receiver: Receiver, code: int) -> None:
+    log: list[str] = []
+    receiver.codes = [code]
+    webhook = hook(receiver.url, log)
+    webhook.post(NOTICE)
+    webhook.close(5.0)
+    assert (receiver.got, receiver.followed, webhook.num_lost) == ([], 0, 1)
+    assert log == [f"event=webhook_lost notice=run_done why='HTTP {code}'"]
+
+
 @pytest.mark.parametrize("code", [408, 429, 500, 503])
 def test_post_that_always_fails_is_dropped_after_six_attempts(
     receiver: Receiver, code: int

@@ -447,6 +447,12 @@ def test_file_that_is_no_mapping_is_refused(run_file: Path, text: str) -> None:
         read_run_file(run_file)
 
 
+# Nine lines that stand for a billion words.
+BOMB = "a0: &a0 [lol]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
 @pytest.mark.parametrize(
     ("more", "fragment"),
     [
@@ -458,6 +464,8 @@ def test_file_that_is_no_mapping_is_refused(run_file: Path, text: str) -> None:
         ("work: 2026-02-30", "not valid YAML: a value that cannot be read: day is out of range"),
         ("work: !!bool perhaps", "not valid YAML: a value that cannot be read"),
         ("work: " + "[" * 5000, "not valid YAML: nested too deep"),
+        (BOMB, "not valid YAML: aliases stand for more than 100,000 values"),
+        ("a: &a [*a]", "not valid YAML: aliases stand for more than 100,000 values"),
         ('model2: "\\ud83d"', "line 4, column 9 not valid YAML: text contains half of a surrogate"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.dataset.sources.arrow_rows import READ_BATCH_ROWS, table_rows
 from pipeline.dataset.sources.rows import Row, RowFile
 from pipeline.errors import ConfigError
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.config.requests import PromptsConfig
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _listed_files(state: Path) -> list[str]:
     try:
         listed = json.loads(state.read_text())["_data_files"]
         return [str(entry["filename"]) for entry in listed]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except UNREADABLE:
         raise ConfigError(f"prompts.path: {state} is not what save_to_disk writes") from None
 
 

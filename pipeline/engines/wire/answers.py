@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeGuard
 
-from pipeline.engines.wire.text import UNREADABLE, one_line, parsed, unicode_text
+from pipeline.engines.wire.text import one_line, unicode_text
 from pipeline.engines.wire.transport import Response
 from pipeline.models.thinking import split_thinking
+from pipeline.untrusted.parsing import UNREADABLE, parsed
 from schemas.chat_template import ThinkingTags
 from schemas.completion import Interruption, Outcome, Refusal, Turn
 from schemas.partial import PartialTurn, TokenIds

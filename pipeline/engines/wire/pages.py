@@ -5,9 +5,10 @@ Pages are small and come at once, so they have bounds of their own.
 
 from dataclasses import dataclass
 
-from pipeline.engines.wire.text import UNREADABLE, one_line, parsed
+from pipeline.engines.wire.text import one_line
 from pipeline.engines.wire.transport import Response, Transport, WireError
 from pipeline.errors import EngineError
+from pipeline.untrusted.parsing import UNREADABLE, parsed
 
 _PAGE_TIMEOUT_S = 5.0
 # assumed: a server that works takes an order within this; a drain has two seconds for everything

@@ -4,7 +4,6 @@ A log may be cut anywhere: what it lacks remains assumed. `readings` parses the 
 `calibration_of` keeps what later plans can use, `differences` compares a forecast with the log.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.errors import PlanError
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import layout_name
+from pipeline.untrusted.parsing import UnreadableError, json_object
 from schemas.plan import Calibration, LaunchPlan
 from schemas.units import GIB
 
@@ -120,11 +120,9 @@ def calibration_json(calibration: Calibration) -> dict[str, str | int | None]:
 def calibration_from_text(text: str, where: str) -> Calibration:
     """Return the calibration in the text of a saved file. Raises PlanError, naming `where`."""
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{where} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise PlanError(f"{where} is not a saved calibration")
+        values = json_object(text)
+    except UnreadableError as error:
+        raise PlanError(f"{where} is {error}") from None
     try:
         return calibration_from_json(values)
     except PlanError as error:

@@ -1,0 +1,1 @@
+"""Parsing of what others wrote: one door, one error."""
