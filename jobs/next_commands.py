@@ -52,6 +52,8 @@ def resume_command(arguments: argparse.Namespace, *more: str) -> str:
     flags = {
         "--accept-drift": arguments.accept_drift,
         "--accept-errors": arguments.accept_errors,
+        "--accept-missing-token-ids": arguments.accept_missing_token_ids,
+        "--accept-engine-faults": arguments.accept_engine_faults,
         "--json": arguments.json,
     }
     words += [flag for flag, is_given in flags.items() if is_given]

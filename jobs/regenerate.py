@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from jobs import canary as canary_findings
 from jobs.dry_run_lines import dry_run_lines
@@ -30,6 +30,7 @@ from pipeline.planner.estimate.figures import duration
 from schemas.config.reader import read_run_file
 from schemas.config.run_file import RunFile
 from schemas.config.section import is_url
+from schemas.session import Breach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -134,6 +135,17 @@ def argument_parser() -> argparse.ArgumentParser:
         help="continue with the shares that the first rows have; limits apply from there",
     )
     parser.add_argument(
+        "--accept-missing-token-ids",
+        action="store_true",
+        help="continue with engines that return no token ids, although they are requested",
+    )
+    parser.add_argument(
+        "--accept-engine-faults",
+        action="store_true",
+        help="continue with engines whose first answers are not what was requested: no token ids "
+        "or end tokens, ids of another text, another chat template, thinking in the answer",
+    )
+    parser.add_argument(
         _NO_RESTART,
         action="store_true",
         help="exit with 0 instead of 2 and 3, where a restart would not help; for systems that "
@@ -227,6 +239,7 @@ def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") 
                 accept_canary=arguments.accept_canary,
                 retry_errors=arguments.retry_errors,
                 retry_flags=_flags_to_retry(config) if arguments.retry_flagged else frozenset(),
+                accepted_breaches=_accepted_breaches(arguments),
             ),
             token=holder.token,
             now_s=time.time(),
@@ -250,6 +263,12 @@ def _check_quality(config: RunFile) -> None:
 
     if config.quality.wrong_language.enabled:
         check_language_detector()
+
+
+def _accepted_breaches(arguments: argparse.Namespace) -> frozenset[Breach]:
+    if arguments.accept_engine_faults:
+        return frozenset(get_args(Breach))
+    return frozenset({"missing_token_ids"} if arguments.accept_missing_token_ids else ())
 
 
 def _check_events(config: RunFile, log: "Callable[[str], None]") -> None:

@@ -33,6 +33,10 @@ class EngineGivenUpError(EngineError):
     """The engine cannot be mended by a restart. The worker ends and reports the cause."""
 
 
+class EngineUnfitError(EngineGivenUpError):
+    """The engine's first answers are not what was requested. The user mends it, or accepts it."""
+
+
 class RayLostError(PipelineError):
     """Ray, or the coordinator on it, is gone. `jobs` exits with 3: the same command resumes."""
 

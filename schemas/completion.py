@@ -71,9 +71,10 @@ class Interruption:
     """Wait that the server requested."""
     connection_failed: bool = False
     """True if no HTTP answer came in time, so that the engine itself may be gone."""
-    kind: Literal["timeout", "refusal", "denial", "other"] = "other"
+    kind: Literal["timeout", "refusal", "denial", "breach", "other"] = "other"
     """`refusal`: the server answered with an HTTP error; `denial`: with one that it would give to
-    any request, such as that of a refused key or a redirect."""
+    any request, such as that of a refused key or a redirect; `breach`: it answered, but not
+    what was requested of it."""
     is_engines: bool = False
     """True if the attempt says something about the engine alone, which was busy or away, so that it
     does not count against the row."""

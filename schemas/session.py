@@ -1,9 +1,15 @@
 """Session plan: the settings that a driver gives to its actors."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
+
+Breach = Literal[
+    "missing_token_ids", "unparsed_reasoning", "other_prompt", "other_text", "no_end_token"
+]
+"""Fault of an engine's set-up, which its first answers show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +58,5 @@ class SessionPlan:
     """Canary of the session; None if there is none, or it is over."""
     accepted_shares: dict[str, float] = field(default_factory=dict)
     """Shares above their limits that the user has accepted."""
+    accepted_breaches: frozenset[Breach] = frozenset()
+    """Faults of engines with which the run goes on."""

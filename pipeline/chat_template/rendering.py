@@ -18,6 +18,8 @@ from schemas.prompt import Message, message_extras
 _SCRIPT = Path(__file__).with_name("sandbox.py")
 # assumed: a template renders hundreds of conversations in a second
 _LIMIT_S = 10
+# Function of the sandbox, as of transformers, with which a template writes the date
+_CLOCK = "strftime_now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,17 @@ def _arguments(text: str) -> object:
     except UNREADABLE:
         # The source's own text; the template prints it as it is.
         return text
+
+
+def prompt_text(
+    template: ChatTemplate, messages: Sequence[Message], kwargs: Mapping[str, object]
+) -> str | None:
+    """Render the prompt of one request; None where the template fails, or reads the clock."""
+    if _CLOCK in template.text:
+        return None
+    one = Conversation(messages=[message_fields(message) for message in messages], kwargs=kwargs)
+    (text,) = render(template, [one]).texts
+    return text if isinstance(text, str) else None
 
 
 def render(

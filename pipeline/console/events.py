@@ -64,6 +64,14 @@ EVENTS: dict[str, EventKind] = {
     # -- a worker
     "engine_ready": EventKind("worker", INFO, "{worker}: {engine} is ready (release {release})"),
     "engine_failed": EventKind("worker", ERROR, "{worker}: the engine did not start: {cause}"),
+    "partials_kept": EventKind(
+        "worker", INFO, "{worker}: {rows:,} of {of:,} begun rows are kept, with {tokens:,} tokens"
+    ),
+    "partials_found": EventKind(
+        "coordinator", INFO, "{rows:,} begun rows go on after their {tokens:,} tokens"
+    ),
+    "partials_dropped": EventKind("coordinator", WARNING, "{file} is not used: {why}"),
+    "engine_fault_accepted": EventKind("engine", WARNING, "{worker}: accepted: {fault}"),
     "mostly_timeouts": EventKind(
         "engine",
         WARNING,

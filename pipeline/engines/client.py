@@ -19,12 +19,13 @@ import orjson
 from pipeline.engines.wire.answers import outcome_of
 from pipeline.engines.wire.body import request_body
 from pipeline.engines.wire.continuing import Continuing
+from pipeline.engines.wire.contract import Contract
 from pipeline.engines.wire.pages import abort_all, context_length, server_release, text_of_page
 from pipeline.engines.wire.peer import PeerCheck
 from pipeline.engines.wire.transport import Transport, UnreachableError, WireError
 from pipeline.models.thinking import THINK, row_template_kwargs
 from schemas.chat_template import TemplateFacts
-from schemas.completion import Interruption, Outcome
+from schemas.completion import Interruption, Outcome, Turn
 from schemas.prompt import Request, RowSettings
 
 # assumed: parsing a larger body would hold up the event loop for a millisecond
@@ -64,6 +65,8 @@ class ChatClient:
     """Turns that go on after a planned stop; None for a server that does not continue any."""
     check_peer: PeerCheck | None = None
     """Check of each new connection to an engine of ours."""
+    contract: Contract | None = None
+    """Checks of the first answers; None for a server of ours, which has none to fail."""
     _completions: Transport = field(init=False)
     _pages: Transport = field(init=False)
 
@@ -94,7 +97,7 @@ class ChatClient:
         duration_s = monotonic() - sent_s
         opens_in_prompt = self._opens_in_prompt(request.settings)
 
-        continuing = self.continuing
+        continuing, contract = self.continuing, self.contract
 
         def outcome() -> Outcome:
             found = outcome_of(
@@ -103,11 +106,20 @@ class ChatClient:
                 opens_in_prompt=opens_in_prompt,
                 tags=self.template.tags or THINK,
             )
+            if contract is not None and isinstance(found, Turn):
+                found = contract.outcome(
+                    request,
+                    self._template_kwargs(request.settings),
+                    response,
+                    found,
+                    opens_in_prompt=opens_in_prompt,
+                )
             if continuing is None:
                 return found
             return continuing.outcome(request, found, opens_in_prompt=opens_in_prompt)
 
-        takes_long = continuing is not None and continuing.takes_long(request)
+        takes_long = contract is not None and not contract.is_settled
+        takes_long |= continuing is not None and continuing.takes_long(request)
         if takes_long or len(response.content) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(outcome)
         return outcome()
@@ -155,9 +167,7 @@ class ChatClient:
         body = request_body(
             request,
             model=self.model,
-            template_kwargs=row_template_kwargs(
-                self.template_kwargs, self.template, request.settings
-            ),
+            template_kwargs=self._template_kwargs(request.settings),
             return_token_ids=self.return_token_ids,
             further_fields=self.further_fields,
         )
@@ -166,6 +176,9 @@ class ChatClient:
         except TypeError:
             # An integer beyond 64 bits, as JSON may have it.
             return json.dumps(body).encode()
+
+    def _template_kwargs(self, own: RowSettings) -> dict[str, object]:
+        return row_template_kwargs(self.template_kwargs, self.template, own)
 
     def _opens_in_prompt(self, own: RowSettings) -> bool:
         if own.thinking is None:

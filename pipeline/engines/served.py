@@ -9,11 +9,12 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pipeline.chat_template.rendering import ChatTemplate
+from pipeline.chat_template.rendering import ChatTemplate, prompt_text
 from pipeline.chat_template.source import NoTemplate, gguf_template, launch_template
 from pipeline.engines import embedded
 from pipeline.engines.gpus import visible_cards
@@ -31,9 +32,21 @@ from pipeline.engines.startup import (
     start_sglang,
 )
 from pipeline.engines.vitals import Vitals, vitals_of
-from pipeline.errors import ConfigError, EngineError, EngineGivenUpError, PortTakenError
+from pipeline.errors import (
+    ConfigError,
+    EngineError,
+    EngineGivenUpError,
+    EngineUnfitError,
+    PortTakenError,
+)
+from pipeline.models.files import end_token_ids
 from pipeline.models.thinking import THINK, facts_by_name
-from pipeline.models.tokenizer import TokenCounter, gguf_token_counter, model_token_counter
+from pipeline.models.tokenizer import (
+    TokenCounter,
+    gguf_token_counter,
+    model_token_counter,
+    model_token_texts,
+)
 from pipeline.planner.sglang.failures import Cause, failure_cause
 from pipeline.planner.sglang.metrics import engine_load
 from pipeline.planner.sglang.wordings import CauseKind
@@ -45,10 +58,12 @@ from schemas.completion import Interruption, Outcome
 from schemas.config.run_file import RunFile
 from schemas.progress import Supply
 from schemas.prompt import Longest, Message, Request, most_tokens
+from schemas.session import Breach
 
 if TYPE_CHECKING:
     from pipeline.engines.client import ChatClient
     from pipeline.engines.wire.continuing import Continuing
+    from pipeline.engines.wire.contract import Contract, KnownModel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +81,8 @@ class ServedEngine:
     """Facts of the model's chat template; None: those of its name."""
     longest_prompts: Longest | None = None
     """Longest prompts by number of turns, which the context has to hold; None if unknown."""
+    accepted_breaches: frozenset[Breach] = frozenset()
+    """Faults of its first answers with which the run goes on."""
     _launch: LaunchHistory | None = None
     _effective_requests: int | None = None
     _process: EngineProcess | None = None
@@ -254,6 +271,7 @@ class ServedEngine:
             # A step down may have cut the run file's context.
             self.context_length = served or configured
         self.release = self.release or await client.release()
+        await _note_server(client, self.release)
 
     # -- SGLang
 
@@ -301,6 +319,8 @@ class ServedEngine:
                     await self._note_up(launch, self._process, self._client)
                     return True
             await self.stop()
+        except EngineUnfitError:
+            raise
         except EngineError as error:
             if self._process is None:
                 raise EngineGivenUpError(str(error)) from None
@@ -364,6 +384,7 @@ class ServedEngine:
             template=facts,
             continuing=self._new_continuing(facts),
             check_peer=address.port.check if address.port is not None else None,
+            contract=contract_with(config, facts, accepted=self.accepted_breaches, log=self.log),
         )
 
     def _new_continuing(self, facts: TemplateFacts) -> "Continuing | None":
@@ -404,6 +425,16 @@ def _mapping(page: str | None) -> dict[str, Any]:
         return {}
 
 
+async def _note_server(client: "ChatClient", release: str | None) -> None:
+    """Note the release and, of SGLang, the parser of the thinking for the checks of answers."""
+    if client.contract is None:
+        return
+    client.contract.release = release
+    if (release or "").startswith("sglang"):
+        parser = _mapping(await client.page("/server_info")).get("reasoning_parser")
+        client.contract.reasoning_parser = parser if isinstance(parser, str) else None
+
+
 def _power_text() -> str:
     """Print the cards' power draw as a share of their limits, where they report it."""
     shares = [
@@ -441,6 +472,40 @@ def chat_template(config: RunFile) -> ChatTemplate | NoTemplate:
         return gguf_template(embedded.model_file(config.engine))
     flags = config.engine.flags if config.engine.kind == "sglang" else []
     return launch_template(config.model, flags)
+
+
+def contract_with(
+    config: RunFile,
+    facts: TemplateFacts,
+    *,
+    accepted: frozenset[Breach],
+    log: Callable[[str], None],
+) -> "Contract | None":
+    """Return the checks of a server's first answers; None for the engine of this project."""
+    from pipeline.engines.wire.contract import Contract
+
+    if config.engine.kind == "embedded":
+        return None
+    return Contract(
+        wants_token_ids=config.engine.return_token_ids,
+        read_model=lambda: known_model(config),
+        tags=facts.tags or THINK,
+        has_further_fields=bool(config.request),
+        accepted=accepted,
+        log=log,
+    )
+
+
+def known_model(config: RunFile) -> "KnownModel":
+    """Read what is on this machine of the model that a server should run."""
+    from pipeline.engines.wire.contract import KnownModel
+
+    end_ids, texts = end_token_ids(config.model), model_token_texts(config.model)
+    # Without the tokenizer, the template may not be on this machine either.
+    template = chat_template(config) if texts is not None else None
+    if not isinstance(template, ChatTemplate):
+        return KnownModel(texts=texts, end_ids=end_ids)
+    return KnownModel(texts=texts, end_ids=end_ids, prompt_of=partial(prompt_text, template))
 
 
 def check_engine(config: RunFile) -> None:

@@ -21,7 +21,7 @@ from pipeline.engines.process.environment import passed_environment
 from pipeline.engines.process.node import node_lock
 from pipeline.engines.process.port import EnginePort, free_port
 from pipeline.engines.process.server import EngineProcess
-from pipeline.errors import EngineError
+from pipeline.errors import EngineError, EngineUnfitError
 from pipeline.models.files import has_weights
 from pipeline.store.own_folder import own_temporary_folder
 from schemas.completion import Interruption, Outcome, Refusal, Turn
@@ -235,6 +235,8 @@ class StartProbe:
                 return outcome
             if isinstance(outcome, Refusal):
                 raise EngineError(f"the engine refuses a trial request: {outcome.text}")
+            if outcome.kind == "breach":
+                raise EngineUnfitError(outcome.cause)
             self.check(outcome.cause)
             await asyncio.sleep(min(_TRIAL_POLL_S[self.config.kind], self._timeout_s))
 

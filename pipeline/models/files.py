@@ -108,6 +108,25 @@ def generation_config(name: str) -> Mapping[str, Any] | None:
     return _download(name, _GENERATION_FILE) if "/" in name and folder != Path(name) else None
 
 
+def end_token_ids(name: str) -> frozenset[int]:
+    """Return the ids that end a turn, from the model's folder or the hub's cache; empty: unknown.
+
+    SGLang stops at those of both files: model_config.py, _get_hf_eos_token_id, 0.5.23.
+    """
+    folder = model_folder(name)
+    found: set[int] = set()
+    for file in ("config.json", _GENERATION_FILE):
+        if folder is None or not (folder / file).exists():
+            continue
+        fields = _read(folder / file)
+        inner = fields.get("text_config")
+        for values in (fields, inner if isinstance(inner, dict) else {}):
+            ids = values.get("eos_token_id")
+            found.update(one for one in (ids if isinstance(ids, list) else [ids])
+                         if isinstance(one, int))  # fmt: skip
+    return frozenset(found)
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         return json_object(bytes_of(path, most=_MOST_JSON_BYTES))

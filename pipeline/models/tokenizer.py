@@ -78,6 +78,33 @@ def model_text_decoder(model: str) -> Callable[[Sequence[Sequence[int]]], list[s
     return lambda lists: tokenizer.decode_batch(list(lists), skip_special_tokens=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTexts:
+    """Texts of token ids, and ids of texts, by a model's own tokenizer."""
+
+    ids: Callable[[str], list[int]]
+    text: Callable[[Sequence[int]], str]
+    """Return the text without special tokens."""
+    whole_text: Callable[[Sequence[int]], str]
+    special_ids: frozenset[int]
+
+
+def model_token_texts(model: str) -> TokenTexts | None:
+    """Read the tokenizer of a model's folder or the hub cache; None where neither has one."""
+    path = _tokenizer_path(model)
+    if path is None:
+        return None
+    tokenizer = _tokenizer_in(path)
+    tokenizer.no_truncation()
+    added = tokenizer.get_added_tokens_decoder()
+    return TokenTexts(
+        ids=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        text=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+        whole_text=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
+        special_ids=frozenset(number for number, token in added.items() if token.special),
+    )
+
+
 def _tokenizer_path(model: str) -> Path | None:
     local = Path(model) / "tokenizer.json"
     return local if local.is_file() else _cached_tokenizer(model)

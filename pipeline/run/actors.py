@@ -94,6 +94,7 @@ class WorkerActor:
                 config=with_row_budgets(plan.config, frozen.budgets),
                 template=plan.template,
                 longest_prompts=frozen.longest,
+                accepted_breaches=plan.accepted_breaches,
                 worker_number=worker_number,
                 log_path=folder.local_file(self._log_name),
                 log=lambda line: book.log.remote(f"{line} worker={worker_id}"),

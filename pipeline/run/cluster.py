@@ -14,7 +14,13 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from pipeline.errors import ConfigError, EngineError, PipelineError, RayLostError
+from pipeline.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnfitError,
+    PipelineError,
+    RayLostError,
+)
 from pipeline.live.log import LiveLog
 from pipeline.run.actors import CoordinatorActor, WorkerActor
 from pipeline.run.connection.connect import connect
@@ -62,6 +68,8 @@ class Cluster:
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Reasons why engines were abandoned, one line each."""
+    num_unfit: int = 0
+    """Engines that were abandoned because they do not answer as requested."""
     progress: Progress | None = None
     """The coordinator's last answer."""
     dashboard: str | None = None
@@ -141,6 +149,11 @@ class Cluster:
         least = self.plan.config.cluster.min_engines if self._engines_awaited else 1
         return len(self.hired) < least
 
+    @property
+    def are_unfit(self) -> bool:
+        """Return whether all engines were abandoned because they do not answer as requested."""
+        return not self.hired and 0 < len(self.causes) == self.num_unfit
+
     def drain(self, timeout_s: float) -> list[str]:
         """Have every worker flush and end its engine; wait at most `timeout_s`.
 
@@ -212,6 +225,7 @@ class Cluster:
         except EngineError as error:
             cause = str(_original(error))
             self.causes.append(cause)
+            self.num_unfit += isinstance(error, EngineUnfitError)
         except RayActorError:
             cause = self._replaced(hired)
         if hired.number not in self.hired:

@@ -51,6 +51,8 @@ class Driven(Protocol):
     def causes(self) -> list[str]: ...
     @property
     def is_deserted(self) -> bool: ...
+    @property
+    def are_unfit(self) -> bool: ...
     def poll(self, days_left: Band | None) -> tuple[Progress, list[str]]: ...
 
 
@@ -156,6 +158,8 @@ def follow(
             return "stopped"
         if is_lost():
             raise DriverLostError("another driver has taken the output folder over; stopped")
+        if cluster.are_unfit and not progress.completion_tokens:
+            raise EngineError("\n".join(dict.fromkeys(cluster.causes)))
         if cluster.is_deserted and not ever_ran and not progress.completion_tokens:
             raise EngineError("\n".join(f"no engine came up: {c}" for c in set(cluster.causes)))
         if cluster.is_deserted:

@@ -40,7 +40,7 @@ from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
 from schemas.manifest import Part, RunIdentity, RunRecord, Session
 from schemas.prompt import Prompt
-from schemas.session import SessionPlan
+from schemas.session import Breach, SessionPlan
 
 _PROGRESS_ROWS = 100_000
 
@@ -55,6 +55,8 @@ class SessionOptions:
     retry_errors: bool = False
     retry_flags: frozenset[str] = frozenset()
     """Quality flags whose rows are generated again."""
+    accepted_breaches: frozenset[Breach] = frozenset()
+    """Faults of engines' first answers with which the run goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ def prepare(
         rows_depend_on=f"{settings_fingerprint(record.identity)}-{facts.digest or 'unknown'}",
         canary=due.plan,
         accepted_shares=due.accepted,
+        accepted_breaches=options.accepted_breaches,
     )
     return Prepared(plan=plan, session=session, row_states=done.row_states, excesses=due.excesses)
 

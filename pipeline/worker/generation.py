@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
+from pipeline.errors import EngineUnfitError
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.ports import Engine
 from pipeline.worker.refusals import Refusals
@@ -38,7 +39,10 @@ class Generator:
     completion_tokens: int = 0
 
     async def generate(self, row: Row) -> Problem | Interruption | None:
-        """Generate the row's open turns in order. Return what kept it from its end, if anything."""
+        """Generate the row's open turns in order. Return what kept it from its end, if anything.
+
+        Raises EngineUnfitError for an engine that does not answer as requested.
+        """
         while row.has_open_turns:
             row.attempts_at_turn += 1
             self.num_requests += 1
@@ -47,6 +51,8 @@ class Generator:
             self._count(outcome)
             if isinstance(outcome, Interruption):
                 self.num_interruptions += 1
+                if outcome.kind == "breach":
+                    raise EngineUnfitError(f"{self.engine.where}: {outcome.cause}")
                 _note_part(row, outcome)
                 return outcome
             self.attempts.note_answer()

@@ -37,7 +37,8 @@ class EngineConfig(Section):
     context_length: Annotated[int, Field(ge=16)] | None = None
     """Tokens of prompt and completion together. Null: the server's own; embedded: 2048."""
     return_token_ids: bool = True
-    """Request the engine's token ids. Turn off for a server that refuses unknown fields."""
+    """Request the engine's token ids. Turn off for a server that has none: a run stops at its first
+    answers without them."""
     request_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Time limit of a request. Null: 60 s plus the time for `max_tokens` at `min_tokens_per_s`, and
     longer, up to 16 times, for an engine that shows a slower rate."""

@@ -92,8 +92,10 @@ def served(tokenizer: Path) -> Iterator[str]:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         assert port, "the target did not start"
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

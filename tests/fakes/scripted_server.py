@@ -5,8 +5,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,41 @@ def last_text(request: dict[str, Any]) -> str:
     return str(request["messages"][-1]["content"])
 
 
+# Token ids of the server: a byte each, and one that ends a turn.
+END_ID = 256
+TokenIds = Literal["all", "prompt", "none"]
+
+
+def with_token_ids(
+    body: bytes, request: dict[str, Any], returned: TokenIds, *, has_end: bool
+) -> bytes:
+    """Add token ids to each choice of a completion that has none, as SGLang does."""
+    if returned == "none" or b"token_ids" in body:
+        return body
+    try:
+        completion = json.loads(body)
+        choices = completion["choices"] if isinstance(completion, dict) else []
+        for choice in choices:
+            _add_ids(choice, request, returned, has_end=has_end)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        # A script that sends something else.
+        return body
+    return json.dumps(completion).encode() if choices else body
+
+
+def _add_ids(
+    choice: dict[str, Any], request: dict[str, Any], returned: TokenIds, *, has_end: bool
+) -> None:
+    message, is_whole = choice["message"], choice["finish_reason"] == "stop"
+    text = f"{message.get('reasoning_content') or ''}{message.get('content') or ''}"
+    prompt = "".join(str(turn["content"]) for turn in request["messages"])
+    choice["prompt_token_ids"] = list(prompt.encode("utf-8", "replace"))
+    if returned == "all":
+        ids = list(text.encode("utf-8", "replace"))
+        choice["response_token_ids"] = [*ids, END_ID] if is_whole and has_end else ids
+        choice["matched_stop"] = END_ID if is_whole else None
+
+
 def answer(request: dict[str, Any], number: int) -> Reply:
     """Answer at once, with some reasoning."""
     return Reply(
@@ -66,6 +101,9 @@ class ScriptedServer:
     in_flight: int = 0
     peak_in_flight: int = 0
     keeps_requests: bool = True
+    token_ids: TokenIds = "all"
+    """Ids that it returns where they are requested."""
+    has_end_token: bool = True
     num_requests: int = 0
     num_connections: int = 0
 
@@ -127,7 +165,10 @@ class ScriptedServer:
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         await asyncio.sleep(reply.delay_s)
         self.in_flight -= 1
-        return reply
+        if not request.get("return_token_ids") or reply.status != 200:
+            return reply
+        body = with_token_ids(reply.body, request, self.token_ids, has_end=self.has_end_token)
+        return replace(reply, body=body)
 
 
 @contextmanager

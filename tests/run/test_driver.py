@@ -41,6 +41,7 @@ class ScriptedCluster:
     script: list[Progress]
     deserted_from: int = 99
     causes: list[str] = field(default_factory=list)
+    are_unfit: bool = False
     polls: int = 0
     days_left: list[Band | None] = field(default_factory=list)
 
@@ -122,6 +123,22 @@ def test_run_without_any_engine_ever_is_an_error_with_each_cause_once(eta: LiveE
         follow(cluster, [], never, ignore, eta)
     assert str(error.value) == "no engine came up: no GPU"
     assert cluster.polls == 2
+
+
+def test_run_whose_engines_all_break_the_contract_is_the_users_to_mend(eta: LiveEta) -> None:
+    ran = replace(BEGUN, workers=(worker_report(state="running"),))
+    cluster = ScriptedCluster([ran], deserted_from=1, causes=["a: no ids"] * 2, are_unfit=True)
+    with pytest.raises(EngineError) as error:
+        follow(cluster, [], never, ignore, eta)
+    assert str(error.value) == "a: no ids"
+
+
+def test_run_with_published_rows_ends_as_any_other_when_the_rest_break_the_contract(
+    eta: LiveEta,
+) -> None:
+    published = replace(BEGUN, completion_tokens=1)
+    cluster = ScriptedCluster([published], deserted_from=1, causes=["a: no ids"], are_unfit=True)
+    assert follow(cluster, [], never, ignore, eta) == "failed"
 
 
 @pytest.mark.parametrize("state", ["running", "idle"])

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.dataset.partials import Partials
 from pipeline.dataset.prompts import conversation, history
-from pipeline.errors import EngineError, EngineGivenUpError
+from pipeline.errors import EngineError, EngineGivenUpError, EngineUnfitError
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.intervals import Intervals
 from pipeline.worker.worker import Worker
@@ -832,6 +832,18 @@ def test_engine_that_is_given_up_ends_the_worker_at_once(desk: MakeDesk) -> None
     with pytest.raises(EngineGivenUpError, match="correct model"):
         at.run()
     assert at.engine.starts == 1
+
+
+def test_engine_that_breaks_the_contract_ends_the_worker_with_its_rows_open(desk: MakeDesk) -> None:
+    def unfit(request: Request) -> Outcome:
+        return Interruption(cause="its answers have no token ids", kind="breach")
+
+    at = desk(prompts_of(6), FakeEngine(script=unfit))
+    with pytest.raises(EngineUnfitError, match="http://fake/v1: its answers have no token ids"):
+        at.run()
+    assert (at.engine.starts, at.engine.alive) == (1, False)
+    assert not published_rows(at.book)
+    assert not at.book.ledger.is_over
 
 
 def test_what_ran_stands_in_each_row(desk: MakeDesk) -> None:
