@@ -98,6 +98,10 @@ def served(tokenizer: Path) -> Iterator[str]:
             process.terminate()
 
 
+def endpoint(url: str) -> dict[str, object]:
+    return {"kind": "endpoint", "base_urls": [f"{url}/v1"], "served_model_name": "target"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """A run of the job, and what its target generated."""
@@ -157,7 +161,7 @@ def generated(
             PROMPTS,
             model="target",
             thinking=not without,
-            engine={"kind": "endpoint", "base_urls": [f"{url}/v1"]},
+            engine=endpoint(url),
         )
         ended = run.finish()
         assert ended.code == 0, ended.err
