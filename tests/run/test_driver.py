@@ -269,7 +269,7 @@ def test_without_a_terminal_every_line_has_time_level_component_and_event(
     lines = capsys.readouterr().err.splitlines()
     form = re.compile(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (INFO|WARNING) "
-        r"(?:driver|engine) event=(\w+)( .*)?"
+        r"(?:driver|worker) event=(\w+)( .*)?"
     )
     kinds = [found[2] for line in lines if (found := form.fullmatch(line))]
     assert kinds == ["session", "look", "poll", "partials_kept", "stopped", "published"]
