@@ -59,6 +59,10 @@ EVENTS: dict[str, EventKind] = {
     "every_engine_over_limit": EventKind(
         "coordinator", WARNING, "Every engine exceeds the limit of {flag}: {share} of the rows"
     ),
+    "partials_found": EventKind(
+        "coordinator", INFO, "{rows:,} rows are continued, which have {tokens:,} tokens"
+    ),
+    "partials_dropped": EventKind("coordinator", WARNING, "Rows begin anew: {why}"),
     "canary_passed": EventKind("coordinator", INFO, "The canary passed after {rows:,} rows"),
     "canary_failed": EventKind("coordinator", ERROR, "The canary failed after {rows:,} rows"),
     # -- a worker
@@ -89,6 +93,9 @@ EVENTS: dict[str, EventKind] = {
     "busy_client": EventKind(
         "worker", WARNING, "{worker}: this machine is too busy: {lag_s} s late; its engine is kept"
     ),
+    "partials_kept": EventKind(
+        "worker", INFO, "{worker} keeps {tokens:,} tokens of {rows:,} rows that are in flight"
+    ),
     "stale_rows": EventKind("worker", WARNING, "{worker}: others had published {rows:,} rows"),
     # -- an engine
     "planned": EventKind("engine", INFO, "{worker} starts with {flags} on {gpu}"),
@@ -115,6 +122,9 @@ EVENTS: dict[str, EventKind] = {
     ),
     "start_again": EventKind("engine", WARNING, "{worker} starts again in {wait_s:g} s ({cause})"),
     "given_up": EventKind("engine", ERROR, "{worker} gives up: {reason}"),
+    "not_continued": EventKind(
+        "engine", WARNING, "After a planned stop rows of {model} begin anew: {why}"
+    ),
     "starved": EventKind("engine", WARNING, "{worker} is starved: {why}"),
     # -- beside the run
     "no_estimate": EventKind("estimate", WARNING, "No estimate of the time left: {why}"),

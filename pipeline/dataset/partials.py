@@ -1,8 +1,9 @@
 """Partials: rows that a planned stop interrupted, kept in `partials/` until they are continued.
 
-Invariant: a worker writes one file when it is stopped, whole or not at all. The file says nothing
-about what is done: a row is continued only while it is open, so a kill at any moment loses at most
-what the row had, and doubles nothing. A file is removed once none of its rows is to be continued.
+Invariant: a worker that is stopped writes its rows to files of a few MB, each whole or not at all.
+They say nothing about what is done: a row is continued only while it is open, so a kill at any
+moment loses at most what rows had, and doubles nothing. A file is removed once none of its rows is
+to be continued.
 
 Rows are continued only under the settings and the chat template that they began with. The first
 line of a file names them, and lists its rows; each other line is one row.
@@ -22,7 +23,11 @@ from schemas.units import MIB
 
 # assumed: 1,000 rows of 32,000 tokens with their prompts, at 6 bytes per token
 _MOST_BYTES = 256 * MIB
-_NAME = re.compile(r"begun-(?P<session>[^-]+)-(?P<worker>.+)\.jsonl")
+# A drain has two seconds by default: what is written by then counts.
+_FILE_BYTES = 8 * MIB
+_NAME = re.compile(r"begun-(?P<session>[^-]+)-(?P<worker>.+)-\d+\.jsonl")
+
+_Line = tuple[BegunRow, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +41,28 @@ class Partials:
 
     def keep(self, session_id: str, worker_id: str, rows: Sequence[BegunRow]) -> int:
         """Write a worker's rows, those with the most tokens first. Return how many are kept."""
-        kept: list[list[object]] = []
-        lines, size_bytes = [], 0
+        self.folder.make(PARTIALS)
+        waiting, num_kept, size_bytes, file_bytes, number = list[_Line](), 0, 0, 0, 0
         for row in sorted(rows, key=lambda row: -row.num_tokens):
-            line = row.to_json()
+            line = row.to_json().encode()
             size_bytes += len(line)
             if size_bytes > _MOST_BYTES:
                 break
-            lines.append(line)
-            kept.append([row.row_id, row.sample_index, row.num_tokens])
-        if kept:
-            head = json.dumps({"run_id": self.run_id, "settings": self.settings, "rows": kept})
-            data = "\n".join([head, *lines, ""]).encode()
-            self.folder.make(PARTIALS)
-            self.folder.write_whole(f"{PARTIALS}/begun-{session_id}-{worker_id}.jsonl", data)
-        return len(kept)
+            waiting.append((row, line))
+            file_bytes += len(line)
+            if file_bytes >= _FILE_BYTES:
+                self._write(f"begun-{session_id}-{worker_id}-{number:03d}.jsonl", waiting)
+                num_kept += len(waiting)
+                waiting, file_bytes, number = [], 0, number + 1
+        if waiting:
+            self._write(f"begun-{session_id}-{worker_id}-{number:03d}.jsonl", waiting)
+        return num_kept + len(waiting)
+
+    def _write(self, name: str, lines: Sequence["_Line"]) -> None:
+        rows = [[row.row_id, row.sample_index, row.num_tokens] for row, _ in lines]
+        head = json.dumps({"run_id": self.run_id, "settings": self.settings, "rows": rows})
+        data = b"\n".join([head.encode(), *(line for _, line in lines), b""])
+        self.folder.write_whole(f"{PARTIALS}/{name}", data)
 
     def names(self) -> list[str]:
         return [name for name in self.folder.names(PARTIALS) if _NAME.fullmatch(name)]
@@ -139,7 +151,7 @@ class BegunRows:
         if tokens is None:
             self.log(
                 f"event=partials_dropped file={PARTIALS}/{name} why='its rows began with another "
-                f"model, sampling, chat template or other setting; they begin anew'"
+                f"model, sampling, chat template or other setting'"
             )
             return set()
         rows = {row: n for row, n in self.by_number(tokens).items() if self.is_open(row)}

@@ -99,7 +99,7 @@ class ChatClient:
 
         continuing, contract = self.continuing, self.contract
 
-        def outcome() -> Outcome:
+        def outcome() -> Outcome | None:
             found = outcome_of(
                 response,
                 duration_s=duration_s,
@@ -121,8 +121,10 @@ class ChatClient:
         takes_long = contract is not None and not contract.is_settled
         takes_long |= continuing is not None and continuing.takes_long(request)
         if takes_long or len(response.content) > _LARGE_BODY_BYTES:
-            return await asyncio.to_thread(outcome)
-        return outcome()
+            found = await asyncio.to_thread(outcome)
+        else:
+            found = outcome()
+        return found or await self.generate(replace(request, continues=None))
 
     def fitted(self, request: Request) -> Request:
         """Return the request, without its first part where this server cannot continue it."""

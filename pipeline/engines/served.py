@@ -400,6 +400,7 @@ class ServedEngine:
             tags=facts.tags or THINK,
             tokens_per_step=max(1, drafted or 1),
             further_fields=config.request,
+            log=self.log,
         )
 
 

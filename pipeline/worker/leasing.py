@@ -95,8 +95,12 @@ class Leases:
 
     def _rows_of(self, lease: Lease) -> list[tuple[Row, Problem | None]]:
         rows = list(rows_of_lease(lease, self.prompt_of, self.samples_per_prompt))
-        if lease.begun and self.partials is not None:
-            _continue_rows(rows, lease, self.partials)
+        num_anew = _continue_rows(rows, lease, self.partials) if self.partials is not None else 0
+        if num_anew:
+            self.log(
+                f"event=partials_dropped worker={self.worker_id} rows={num_anew} "
+                f"why='the prompt has changed, or the line cannot be read'"
+            )
         return [(row, row.prompt.problem or self._over_context(row.prompt)) for row in rows]
 
     def _over_context(self, prompt: Prompt) -> Problem | None:
@@ -106,15 +110,17 @@ class Leases:
         return over_context(num_tokens, self.engine.context_length)
 
 
-def _continue_rows(rows: Iterable[Row], lease: Lease, partials: Partials) -> None:
-    """Give rows of a lease what an engine before has generated of them."""
-    by_number = {row.number: row for row in rows}
+def _continue_rows(rows: Iterable[Row], lease: Lease, partials: Partials) -> int:
+    """Give rows of a lease what engines before have generated of them.
+
+    Returns how many begin anew, because their prompt has changed or their line cannot be read.
+    """
+    by_number, num_continued = {row.number: row for row in rows}, 0
     for file in {file for _, file in lease.begun}:
-        names = {
-            (row.prompt.row_id, row.sample_index): row
-            for number, of in lease.begun
-            if of == file and (row := by_number.get(number)) is not None
-        }
+        of_file = (by_number[number] for number, of in lease.begun if of == file)
+        names = {(row.prompt.row_id, row.sample_index): row for row in of_file}
         for name, begun in partials.rows_of(file, names.keys()).items():
             if begun.content_hash == names[name].prompt.content_hash:
                 resume_row(names[name], begun)
+                num_continued += 1
+    return len(lease.begun) - num_continued

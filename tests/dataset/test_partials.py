@@ -47,9 +47,9 @@ def test_open_rows_are_found_with_their_file_and_read_by_their_names(tmp_path: P
     assert store.keep("s", "w0", [begun(1, 3), begun(2, 5), begun(77, 9)]) == 3
     rows = rows_of_session(store, {2}, log)
     assert rows.load() == {1}
-    assert rows.files_of([0, 1, 3]) == ((1, "begun-s-w0.jsonl"),)
-    assert log == ["event=partials_found file=partials/begun-s-w0.jsonl rows=1 tokens=3"]
-    assert store.rows_of("begun-s-w0.jsonl", {("q1", 0)}) == {("q1", 0): begun(1, 3)}
+    assert rows.files_of([0, 1, 3]) == ((1, "begun-s-w0-000.jsonl"),)
+    assert log == ["event=partials_found file=partials/begun-s-w0-000.jsonl rows=1 tokens=3"]
+    assert store.rows_of("begun-s-w0-000.jsonl", {("q1", 0)}) == {("q1", 0): begun(1, 3)}
 
 
 def test_row_is_continued_from_the_file_that_has_the_most_of_it(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_row_is_continued_from_the_file_that_has_the_most_of_it(tmp_path: Path) 
     store.keep("s", "w1", [begun(1, 4), begun(2, 8)])
     rows = rows_of_session(store, set(), [])
     rows.load()
-    assert dict(rows.files_of([1, 2])) == {1: "begun-s-w1.jsonl", 2: "begun-s-w0.jsonl"}
+    assert dict(rows.files_of([1, 2])) == {1: "begun-s-w1-000.jsonl", 2: "begun-s-w0-000.jsonl"}
 
 
 def test_rows_of_a_worker_are_found_when_it_ends(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_rows_of_a_worker_are_found_when_it_ends(tmp_path: Path) -> None:
     store.keep("s", "w1", [begun(1, 3)])
     store.keep("s", "w11", [begun(2, 3)])
     assert rows.load("w1") == {1}
-    assert rows.files_of([1, 2]) == ((1, "begun-s-w1.jsonl"),)
+    assert rows.files_of([1, 2]) == ((1, "begun-s-w1-000.jsonl"),)
 
 
 def test_file_goes_when_none_of_its_rows_is_to_be_continued(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_file_goes_when_none_of_its_rows_is_to_be_continued(tmp_path: Path) -> N
     store.keep("s", "w0", [begun(1, 3)])
     store.keep("s", "w1", [begun(2, 3)])
     rows_of_session(store, done, []).load()
-    assert store.names() == ["begun-s-w1.jsonl"]
+    assert store.names() == ["begun-s-w1-000.jsonl"]
     rows_of_session(store, {1, 2}, []).load()
     assert store.names() == []
 
@@ -90,7 +90,7 @@ def test_rows_of_other_settings_or_another_run_are_dropped_and_reported(
     assert rows.load() == frozenset()
     assert rows.files_of([1]) == ()
     assert [line.partition(" ")[0] for line in log] == ["event=partials_dropped"]
-    assert store.rows_of("begun-s-w0.jsonl", {("q1", 0)}) == {}
+    assert store.rows_of("begun-s-w0-000.jsonl", {("q1", 0)}) == {}
     assert store.names() == []
 
 
@@ -99,7 +99,7 @@ def test_file_that_is_none_of_ours_is_dropped_and_reported(tmp_path: Path, text:
     store, log = partials(tmp_path), list[str]()
     folder = tmp_path / "partials"
     folder.mkdir()
-    (folder / "begun-s-w0.jsonl").write_text(text)
+    (folder / "begun-s-w0-000.jsonl").write_text(text)
     (folder / "notes.txt").write_text("mine")
     assert rows_of_session(store, set(), log).load() == frozenset()
     assert len(log) == 1
@@ -109,13 +109,13 @@ def test_file_that_is_none_of_ours_is_dropped_and_reported(tmp_path: Path, text:
 def test_damaged_row_and_a_file_that_is_gone_cost_their_rows_only(tmp_path: Path) -> None:
     store = partials(tmp_path)
     store.keep("s", "w0", [begun(1, 3), begun(2, 2)])
-    path = tmp_path / "partials" / "begun-s-w0.jsonl"
+    path = tmp_path / "partials" / "begun-s-w0-000.jsonl"
     head, first, second = path.read_text().splitlines()
     path.write_text("\n".join([head, first[:40], second, ""]))
     wanted = {("q1", 0), ("q2", 0)}
-    assert store.rows_of("begun-s-w0.jsonl", wanted) == {("q2", 0): begun(2, 2)}
+    assert store.rows_of("begun-s-w0-000.jsonl", wanted) == {("q2", 0): begun(2, 2)}
     path.unlink()
-    assert store.rows_of("begun-s-w0.jsonl", wanted) == {}
+    assert store.rows_of("begun-s-w0-000.jsonl", wanted) == {}
 
 
 def test_rows_with_the_most_tokens_are_kept_within_the_bound(
@@ -125,7 +125,7 @@ def test_rows_with_the_most_tokens_are_kept_within_the_bound(
     monkeypatch.setattr(partials_module, "_MOST_BYTES", size)
     store = partials(tmp_path)
     assert store.keep("s", "w0", [begun(1, 30), begun(3, 20), begun(2, 90)]) == 2
-    assert store.tokens_of("begun-s-w0.jsonl") == {("q2", 0): 90, ("q1", 0): 30}
+    assert store.tokens_of("begun-s-w0-000.jsonl") == {("q2", 0): 90, ("q1", 0): 30}
 
 
 def test_kill_during_the_write_leaves_no_file_and_the_next_session_cleans_up(
@@ -147,6 +147,18 @@ def test_kill_during_the_write_leaves_no_file_and_the_next_session_cleans_up(
     assert not list((tmp_path / "partials").iterdir())
 
 
+def test_rows_are_written_in_files_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partials_module, "_FILE_BYTES", 2 * len(begun(1, 9).to_json()))
+    store, log = partials(tmp_path), list[str]()
+    assert store.keep("s", "w-1", [begun(number, 9) for number in range(5)]) == 5
+    assert store.names() == [f"begun-s-w-1-{number:03d}.jsonl" for number in range(3)]
+    rows = rows_of_session(store, set(), log)
+    assert rows.load("w-1") == {0, 1, 2, 3, 4}
+    assert rows.load("w") == frozenset()
+
+
 def test_nothing_is_written_without_rows(tmp_path: Path) -> None:
     assert partials(tmp_path).keep("s", "w0", []) == 0
-    assert not (tmp_path / "partials").exists()
+    assert not partials(tmp_path).names()

@@ -19,7 +19,9 @@ from pipeline.errors import ResumeError
 from pipeline.store.run_folder import DATA, STAGING
 from schemas.completion import COMPLETION_SCHEMA, Completion, Turn
 from schemas.manifest import RunIdentity, RunRecord
+from schemas.partial import Continuation
 from schemas.prompt import Message, SamplingParams
+from tests.fakes.example_completion import COMPLETION
 from tests.fakes.output_folder import (
     FULL_TURN,
     Build,
@@ -253,3 +255,19 @@ def test_readers_can_load_the_data_set_during_a_run(
         cache_dir=str(tmp_path / "cache"),
     )
     assert sorted(loaded["row_id"]) == ["a", "b", "c"]
+
+
+def test_run_of_an_earlier_release_goes_on_without_the_places_of_continuation() -> None:
+    turns = COMPLETION_SCHEMA.field("turns").type.value_type
+    older = pa.struct([field for field in turns if field.name != "continued"])
+    index = COMPLETION_SCHEMA.get_field_index("turns")
+    schema = COMPLETION_SCHEMA.set(index, pa.field("turns", pa.list_(older), nullable=False))
+    turn = dataclasses.replace(FULL_TURN, continued=(Continuation(at_token=3, worker_id="w"),))
+    row = dataclasses.replace(COMPLETION, turns=(turn,))
+    table = completion_table([row], pa.schema([]), schema)
+    assert table.schema == schema
+    counts = run_parts._Counts()
+    counts.add(table)
+    assert (counts.num_turns, counts.tokens_saved) == (1, 0)
+    counts.add(completion_table([row], pa.schema([])))
+    assert counts.tokens_saved == 3

@@ -215,9 +215,13 @@ def test_rest_that_is_aborted_lengthens_the_first_part() -> None:
     assert outcome.so_far.duration_s == 2.0
 
 
-def test_answer_that_did_not_continue_is_no_answer_and_the_server_is_not_asked_again() -> None:
-    of = continuing()
+def test_answer_that_did_not_continue_begins_anew_and_the_server_is_not_asked_again() -> None:
+    lines: list[str] = []
+    of = continuing(log=lines.append)
     request = replace(REQUEST, continues=part(1, 1))
     outcome = of.outcome(request, turn(1, 2, 3), opens_in_prompt=True)
-    assert outcome == Interruption(cause="the engine did not continue from input_ids")
+    assert outcome is None
+    assert "this release does not know input_ids" in lines[0]
+    of.outcome(request, turn(1, 2, 3), opens_in_prompt=True)
+    assert len(lines) == 1
     assert of.fitted(request).continues is None

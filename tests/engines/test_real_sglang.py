@@ -227,8 +227,19 @@ def long_request(number: int, eos_id: int) -> Request:
 def test_requests_that_are_aborted_and_continued_equal_undisturbed_ones(
     engine: ServedEngine,
 ) -> None:
+    assert_continued(engine, str(MODEL))
+
+
+def test_requests_with_mtp_that_are_aborted_and_continued_equal_undisturbed_ones(
+    tmp_path: Path,
+) -> None:
+    flags = ("--attention-backend", "intel_amx", *MTP_FLAGS)
+    assert_continued(hybrid_engine(tmp_path, flags, []), str(HYBRID_MODEL))
+
+
+def assert_continued(engine: ServedEngine, model: str) -> None:
     """A planned stop with 20 requests in flight costs the last step of each, and nothing else."""
-    tokens = json.loads((Path(str(MODEL)) / "generation_config.json").read_text())
+    tokens = json.loads((Path(model) / "generation_config.json").read_text())
     requests = [long_request(number, tokens["eos_token_id"]) for number in range(20)]
 
     async def all_of(wanted: list[Request]) -> list[Outcome]:

@@ -32,6 +32,7 @@ from pipeline.store.run_folder import LIVE_FILE, LOCK_FILE
 from schemas.completion import Completion
 from schemas.estimate import Band
 from schemas.manifest import FailedRow, RunIdentity, RunRecord, Session
+from schemas.partial import Continuation
 from schemas.progress import RunStatus
 from tests.fakes.example_report import run_progress, worker_report
 from tests.fakes.running import wait_until
@@ -604,3 +605,18 @@ def test_watch_of_a_folder_without_a_run_ends_with_one_line(
 ) -> None:
     assert main([str(tmp_path), "--watch"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_tokens_that_planned_stops_did_not_cost_are_added_up(
+    folder: LocalFolder, completion: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder)
+    whole = completion("a")
+    (turn,) = whole.turns
+    places = tuple(Continuation(at_token=at, worker_id="w1") for at in (100, 250))
+    continued = replace(completion("b"), turns=(replace(turn, continued=places),))
+    publish(folder, "p0", [whole, continued], now_s=10.0)
+    publish(folder, "p1", [replace(continued, row_id="c")], now_s=11.0)
+    assert status_at(folder, 20.0).tokens_saved == 700
+    assert main([str(folder.root)]) == 0
+    assert "continued  700 tokens kept at planned stops" in capsys.readouterr().out

@@ -437,7 +437,7 @@ def test_rows_that_a_planned_stop_interrupted_are_leased_first_with_what_they_ha
     book = coordinator(300, engines=2)
     lease = book.lease("w0").lease
     assert lease is not None
-    assert (lease.rows[0], lease.begun) == (128, ((150, "begun-before-w0.jsonl"),))
+    assert (lease.rows[0], lease.begun) == (128, ((150, "begun-before-w0-000.jsonl"),))
     second = book.lease("w1").lease
     assert second is not None
     assert (second.rows[0], second.begun) == (0, ())
@@ -446,7 +446,7 @@ def test_rows_that_a_planned_stop_interrupted_are_leased_first_with_what_they_ha
     book.worker_ended("w1", None)
     third = book.lease("w2").lease
     assert third is not None
-    assert (third.rows[0], third.begun) == (0, ((5, "begun-s-w1.jsonl"),))
+    assert (third.rows[0], third.begun) == (0, ((5, "begun-s-w1-000.jsonl"),))
 
 
 def test_partials_go_when_the_run_is_done(coordinator: Build, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class RecordedCluster(ScriptedCluster):
 
     def drain(self, timeout_s: float) -> list[str]:
         self.calls.append(f"drain {timeout_s:g}")
-        return ["event=partials_kept worker=w0 rows=3"]
+        return ["event=partials_kept worker=w0 rows=3 of=3 tokens=9"]
 
     def close(self, state: str) -> Progress | None:
         self.calls.append(f"close {state}")
@@ -302,7 +302,7 @@ def test_stopped_session_is_drained_and_says_how_to_resume(driven: Drive) -> Non
     assert (found.end.kind, found.end.signal) == ("stopped", signal.SIGTERM)
     assert cluster.calls == ["hire", "drain 2", "close stopped"]
     assert found.lines[-3:] == [
-        "event=partials_kept worker=w0 rows=3",
+        "event=partials_kept worker=w0 rows=3 of=3 tokens=9",
         "event=stopped by=SIGTERM rows_done=4 rows_total=10",
         "event=published every finished row is published; the same command resumes",
     ]

@@ -1,17 +1,32 @@
 """Leases of one worker, against the real ledger."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from pipeline.dataset.partials import BegunRows, Partials
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.leasing import Leases
+from pipeline.worker.row import row_request
+from schemas.begun import BegunRow
+from schemas.config.run_file import RunFile
+from schemas.partial import Continuation, PartialTurn, TokenIds
 from schemas.prompt import Problem, Prompt
 from schemas.shard import LeaseKey
 from tests.fakes.desk import LocalBook, local_book, prompt, prompts_of
 from tests.fakes.fake_engine import FakeEngine
+
+RUN = RunFile.model_validate(
+    {
+        "prompts": {"path": "p"},
+        "model": "m",
+        "output": {"folder": "x"},
+        "sampling": {"max_tokens": 50, "seed": 7},
+    }
+)
 
 
 def leases_of(
@@ -104,3 +119,41 @@ def test_released_rows_are_open_again(tmp_path: Path) -> None:
     again = book.ledger.lease("w1", now_s=monotonic())
     assert again is not None
     assert again.rows == (0, 1, 2)
+
+
+def test_rows_that_have_begun_are_put_where_they_were_and_others_are_reported(
+    tmp_path: Path,
+) -> None:
+    leases, book = leases_of(tmp_path, prompts_of(3))
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    lines: list[str] = []
+    leases.partials, leases.log = partials, lines.append
+    so_far = PartialTurn(
+        prompt_token_ids=TokenIds("i", [1]), completion_token_ids=TokenIds("i", [2, 3]),
+        reasoning_tokens=None, is_thinking=False, duration_s=1.0,
+    )  # fmt: skip
+    kept = BegunRow(
+        row_id="q001", sample_index=0, content_hash="h1", started_at_s=5.0, so_far=so_far,
+        interruptions=2, quality_retries=1,
+    )  # fmt: skip
+    changed = replace(kept, row_id="q002", content_hash="another prompt")
+    partials.keep("before", "w0", [kept, changed])
+    book.begun = BegunRows(
+        partials=partials,
+        by_number=lambda names: {int(row[1:]): value for (row, _), value in names.items()},
+        is_open=book.ledger.is_open,
+        log=lines.append,
+    )
+    book.begun.load()
+    rows = asyncio.run(leases.take())
+    assert rows is not None
+    fresh, begun, anew = [row for row, _ in rows]
+    assert (begun.so_far, begun.started_at_s) == (so_far, 5.0)
+    assert (begun.interruptions, begun.quality_retries) == (2, 1)
+    assert [row.has_begun for row in (fresh, begun, anew)] == [False, True, False]
+    why = "the prompt has changed, or the line cannot be read"
+    assert lines[1:] == [f"event=partials_dropped worker=w0 rows=1 why={why!r}"]
+    request = row_request(begun, RUN, "w0")
+    assert request.continues is not None
+    assert request.continues.continued == (Continuation(at_token=2, worker_id="w0"),)
+    assert request.sampling.seed != row_request(fresh, RUN, "w0").sampling.seed

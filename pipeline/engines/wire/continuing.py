@@ -41,6 +41,7 @@ class Continuing:
     """Most tokens that one step of the engine keeps."""
     further_fields: Mapping[str, object]
     """Fields of every request that we do not know the effect of."""
+    log: Callable[[str], None] = print
     read_decoder: Callable[[str], Decode | None] = model_text_decoder
     _decode: Decode | None = None
     _has_read: bool = False
@@ -59,8 +60,13 @@ class Continuing:
         """Tell if `outcome` decodes an answer to the request, or reads the tokenizer."""
         return request.continues is not None or self._num_agreeing < _CHECKED_TURNS
 
-    def outcome(self, request: Request, outcome: Outcome, *, opens_in_prompt: bool) -> Outcome:
-        """Return the outcome of the whole turn, whose first part the request may have had."""
+    def outcome(
+        self, request: Request, outcome: Outcome, *, opens_in_prompt: bool
+    ) -> Outcome | None:
+        """Return the outcome of the whole turn, whose first part the request may have had.
+
+        None if the server did not take that part, so that the turn is to begin anew.
+        """
         first = request.continues
         if first is not None:
             return self._of_whole(request, first, outcome, opens_in_prompt=opens_in_prompt)
@@ -84,7 +90,14 @@ class Continuing:
     def _decoder(self) -> Decode | None:
         if not self._has_read:
             self._has_read, self._decode = True, self.read_decoder(self.model)
+            if self._decode is None:
+                self._end("there is no tokenizer.json in its folder or the hub cache")
         return None if self._is_out else self._decode
+
+    def _end(self, why: str) -> None:
+        if not self._is_out:
+            self.log(f"event=not_continued model={self.model!r} why={why!r}")
+        self._is_out = True
 
     def _check(self, turn: Turn, *, opens_in_prompt: bool) -> None:
         """Compare a whole turn's texts with those of its ids."""
@@ -98,7 +111,7 @@ class Continuing:
             self._num_agreeing += 1
         elif turn.finish_reason == "stop":
             # A text that is cut may end within a character.
-            self._is_out = True
+            self._end("texts that are decoded from token ids differ from those of the engine")
 
     def _kept(self, so_far: PartialTurn) -> PartialTurn | None:
         """Leave out the last step, whose tokens SGLang does not check for the end of the turn."""
@@ -118,13 +131,13 @@ class Continuing:
 
     def _of_whole(
         self, request: Request, first: PartialTurn, outcome: Outcome, *, opens_in_prompt: bool
-    ) -> Outcome:
+    ) -> Outcome | None:
         decode, so_far = self._decoder(), getattr(outcome, "so_far", None)
         if isinstance(outcome, Turn) and decode is not None:
             ids = outcome.completion_token_ids
             if ids is None or outcome.prompt_token_ids != sent_ids(first):
-                self._is_out = True
-                return Interruption(cause="the engine did not continue from input_ids")
+                self._end("this release does not know input_ids")
+                return None
             whole = first.completion_token_ids + ids
             texts = _texts(decode, whole, outcome, self.tags, opens_in_prompt=opens_in_prompt)
             return _joined(first, outcome, whole, texts)
