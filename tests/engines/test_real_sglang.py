@@ -220,7 +220,7 @@ def test_five_hundred_rows_with_two_engines_and_one_kill(tmp_path: Path) -> None
 def long_request(number: int, eos_id: int) -> Request:
     """A greedy request that never ends by itself, so that it can be stopped in the middle."""
     bias = (TokenBias(token_id=str(eos_id), bias=-100.0),)
-    made = request(f"question {number}", temperature=0.0, max_tokens=400, logit_bias=bias)
+    made = request(f"question {number}", temperature=0.0, max_tokens=200, logit_bias=bias)
     return replace(made, row_id=f"r{number}")
 
 
@@ -272,8 +272,8 @@ def assert_continued(engine: ServedEngine, model: str) -> None:
             await engine.stop()
 
     whole, first, second, continued = asyncio.run(life())
-    # 16 of them run at once; those that waited have nothing.
-    assert sum(one.continues is not None for one in first) >= 15
+    # Those that waited for a place have nothing.
+    assert sum(one.continues is not None for one in first) == engine.max_running_requests < 20
     for before, after in zip(first, second, strict=True):
         if before.continues is not None:
             assert after.continues is not None
@@ -283,7 +283,7 @@ def assert_continued(engine: ServedEngine, model: str) -> None:
         assert isinstance(other, Turn)
         assert other.completion_token_ids == one.completion_token_ids
         assert replace(other, duration_s=one.duration_s, continued=None) == one
-        assert one.completion_tokens == 400
+        assert one.completion_tokens == 200
 
 
 def hybrid_engine(
