@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.engines.wire.body import request_body
 from pipeline.engines.wire.continuing import Continuing
+from pipeline.errors import ConfigError
 from pipeline.models.thinking import THINK
 from schemas.completion import Interruption, Outcome, Turn
 from schemas.partial import Continuation, PartialTurn, TokenIds
@@ -138,6 +139,21 @@ def test_nothing_is_kept_of_a_model_whose_server_splits_its_texts_otherwise() ->
     assert kept(of, part(1, 1, 1)) is not None
     of.outcome(REQUEST, other, opens_in_prompt=True)
     assert kept(of, part(1, 1, 1)) is None
+
+
+def test_nothing_is_kept_of_a_model_whose_tokenizer_is_damaged_or_fails_on_an_answer() -> None:
+    def damaged(model: str) -> None:
+        raise ConfigError("model: cannot read tokenizer.json")
+
+    def fails(lists: Sequence[Sequence[int]]) -> list[str]:
+        raise OverflowError("no such token")
+
+    for read_decoder, why in ((damaged, "cannot read"), (lambda _: fails, "no such token")):
+        lines: list[str] = []
+        of = continuing(read_decoder=read_decoder, log=lines.append)
+        assert kept(of, part(1, 1, 1)) is None
+        assert len(lines) == 1
+        assert why in lines[0]
 
 
 def test_part_that_leaves_no_budget_begins_anew() -> None:

@@ -11,8 +11,10 @@ the rest depends on beyond those ids, such as penalties of earlier tokens, rules
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.errors import ConfigError
 from pipeline.models.thinking import split_thinking
 from pipeline.models.tokenizer import model_text_decoder
+from pipeline.untrusted.parsing import UnreadableError, guarded
 from schemas.chat_template import ThinkingTags
 from schemas.completion import Interruption, Outcome, Turn
 from schemas.partial import PartialTurn, TokenIds
@@ -89,7 +91,11 @@ class Continuing:
 
     def _decoder(self) -> Decode | None:
         if not self._has_read:
-            self._has_read, self._decode = True, self.read_decoder(self.model)
+            self._has_read = True
+            try:
+                self._decode = self.read_decoder(self.model)
+            except ConfigError as error:
+                self._end(str(error))
             if self._decode is None:
                 self._end("there is no tokenizer.json in its folder or the hub cache")
         return None if self._is_out else self._decode
@@ -105,7 +111,11 @@ class Continuing:
         ids = turn.completion_token_ids
         if self._num_agreeing >= _CHECKED_TURNS or decode is None or ids is None:
             return
-        texts = _texts(decode, ids, turn, self.tags, opens_in_prompt=opens_in_prompt)
+        try:
+            texts = _texts(decode, ids, turn, self.tags, opens_in_prompt=opens_in_prompt)
+        except UnreadableError as error:
+            self._end(f"its tokenizer cannot decode an answer: {error}")
+            return
         # A server's parser leaves empty thinking out.
         if (texts[0] or None, texts[1]) == (turn.reasoning_text or None, turn.answer_text):
             self._num_agreeing += 1
@@ -139,7 +149,11 @@ class Continuing:
                 self._end("this release does not know input_ids")
                 return None
             whole = first.completion_token_ids + ids
-            texts = _texts(decode, whole, outcome, self.tags, opens_in_prompt=opens_in_prompt)
+            try:
+                texts = _texts(decode, whole, outcome, self.tags, opens_in_prompt=opens_in_prompt)
+            except UnreadableError as error:
+                self._end(f"its tokenizer cannot decode an answer: {error}")
+                return None
             return _joined(first, outcome, whole, texts)
         if isinstance(outcome, Interruption) and so_far is not None:
             rest = self._kept(so_far) if so_far.prompt_token_ids == sent_ids(first) else None
@@ -160,7 +174,7 @@ def _texts(
     decode: Decode, ids: TokenIds, turn: Turn, tags: ThinkingTags, *, opens_in_prompt: bool
 ) -> tuple[str | None, str]:
     return split_thinking(
-        decode([ids])[0],
+        guarded(lambda: decode([ids])[0]),
         None,
         opens_in_prompt=opens_in_prompt,
         was_cut=turn.finish_reason == "length",
