@@ -59,10 +59,6 @@ EVENTS: dict[str, EventKind] = {
     "every_engine_over_limit": EventKind(
         "coordinator", WARNING, "Every engine exceeds the limit of {flag}: {share} of the rows"
     ),
-    "partials_found": EventKind(
-        "coordinator", INFO, "{rows:,} rows are continued, which have {tokens:,} tokens"
-    ),
-    "partials_dropped": EventKind("coordinator", WARNING, "Rows begin anew: {why}"),
     "canary_passed": EventKind("coordinator", INFO, "The canary passed after {rows:,} rows"),
     "canary_failed": EventKind("coordinator", ERROR, "The canary failed after {rows:,} rows"),
     # -- a worker
@@ -74,7 +70,7 @@ EVENTS: dict[str, EventKind] = {
     "partials_found": EventKind(
         "coordinator", INFO, "{rows:,} begun rows go on after their {tokens:,} tokens"
     ),
-    "partials_dropped": EventKind("coordinator", WARNING, "{file} is not used: {why}"),
+    "partials_dropped": EventKind("coordinator", WARNING, "Rows begin anew: {why}"),
     "engine_fault_accepted": EventKind("engine", WARNING, "{worker}: accepted: {fault}"),
     "mostly_timeouts": EventKind(
         "engine",
@@ -92,9 +88,6 @@ EVENTS: dict[str, EventKind] = {
     ),
     "busy_client": EventKind(
         "worker", WARNING, "{worker}: this machine is too busy: {lag_s} s late; its engine is kept"
-    ),
-    "partials_kept": EventKind(
-        "worker", INFO, "{worker} keeps {tokens:,} tokens of {rows:,} rows that are in flight"
     ),
     "stale_rows": EventKind("worker", WARNING, "{worker}: others had published {rows:,} rows"),
     # -- an engine

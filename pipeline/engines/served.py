@@ -382,26 +382,30 @@ class ServedEngine:
             timeout_s=config.request_timeout_s,
             further_fields=config.request,
             template=facts,
-            continuing=self._new_continuing(facts),
+            continuing=_continuing(config, self._launch, facts, self.log),
             check_peer=address.port.check if address.port is not None else None,
             contract=contract_with(config, facts, accepted=self.accepted_breaches, log=self.log),
         )
 
-    def _new_continuing(self, facts: TemplateFacts) -> "Continuing | None":
-        from pipeline.engines.wire.continuing import Continuing
 
-        config, engine = self.config, self.config.engine
-        if engine.kind != "sglang" or not engine.return_token_ids:
-            return None
-        flags = self._launch.flags if self._launch is not None else None
-        drafted = flags.number("speculative-num-draft-tokens") if flags is not None else None
-        return Continuing(
-            model=config.model,
-            tags=facts.tags or THINK,
-            tokens_per_step=max(1, drafted or 1),
-            further_fields=config.request,
-            log=self.log,
-        )
+def _continuing(
+    config: RunFile, launch: LaunchHistory | None, facts: TemplateFacts, log: Callable[[str], None]
+) -> "Continuing | None":
+    """Return what continues turns on an SGLang engine; None for others."""
+    from pipeline.engines.wire.continuing import Continuing
+
+    engine = config.engine
+    if engine.kind != "sglang" or not engine.return_token_ids:
+        return None
+    flags = launch.flags if launch is not None else None
+    drafted = flags.number("speculative-num-draft-tokens") if flags is not None else None
+    return Continuing(
+        model=config.model,
+        tags=facts.tags or THINK,
+        tokens_per_step=max(1, drafted or 1),
+        further_fields=config.request,
+        log=log,
+    )
 
 
 def _failure(process: EngineProcess, symptom: str | None, kind: CauseKind) -> tuple[Cause, str]:

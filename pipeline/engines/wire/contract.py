@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from pipeline.engines.wire.text import UNREADABLE, one_line, parsed
+from pipeline.engines.wire.text import one_line
 from pipeline.engines.wire.transport import Response
 from pipeline.models.thinking import THINK, split_thinking
 from pipeline.models.tokenizer import TokenTexts
+from pipeline.untrusted.parsing import UNREADABLE, parsed
 from schemas.chat_template import ThinkingTags
 from schemas.completion import Interruption, Turn
 from schemas.prompt import Message, Request
