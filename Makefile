@@ -33,11 +33,14 @@ test: $(STAMP) $(BROWSER) ## run the tests
 test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (2 minutes)
 	$(BIN)/python -m pytest -m slow
 
+test-faults: $(STAMP) ## whole runs against servers that refuse, hang, drip, go away or are busy (10 minutes)
+	$(BIN)/python -m pytest -m faults tests/run/test_faults.py --durations=0
+
 check: $(STAMP) $(BROWSER) ## format, lint, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m "slow or not slow"
+	$(PYTEST) -m "not faults"
 
 export: $(STAMP) ## export the demo's rows as a training data set, or FOLDER=... TO=...
 	$(BIN)/python -m jobs.export $(or $(FOLDER),out/demo) --to $(or $(TO),out/demo-export)

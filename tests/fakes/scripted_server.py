@@ -172,14 +172,14 @@ class ScriptedServer:
 
 
 @contextmanager
-def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
-    """Serve on a free port until the block ends."""
+def serving(server: ScriptedServer, port: int = 0) -> Iterator[ScriptedServer]:
+    """Serve on a port, or a free one, until the block ends."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def serve() -> None:
-        listening = await asyncio.start_server(server.handle, "127.0.0.1", 0, limit=2**24)
+        listening = await asyncio.start_server(server.handle, "127.0.0.1", port, limit=2**24)
         server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
         ready.set()
         await stop.wait()
