@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from jobs.terminal import tell_error
 from pipeline.console.commands import CONSOLE_SCRIPT, subcommand
 
 _WHAT_IT_DOES = {
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in _MODULES:
         return int(_module(words[0]).main(words[1:]))
     if words and words[0] != "completion" and not words[0].startswith("-"):
-        print(_unknown(words[0]), file=sys.stderr)
+        tell_error(_unknown(words[0]))
         return 2
     arguments = _parser().parse_args(words)
     if arguments.command is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.hardware_options import MAX_CARDS, groups_of, own_price, own_prices
-from jobs.terminal import read_text, tell, unreadable, write_text
+from jobs.terminal import read_text, tell, tell_error, unreadable, write_text
 from pipeline.console.commands import program, split_launch_line
 from pipeline.errors import ConfigError, PipelineError, PlanError
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tell(_answered(options, line))
     except PipelineError as error:
-        print(f"estimate: {error}", file=sys.stderr)
+        tell_error(f"estimate: {error}")
         return 2
     return 0
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from jobs.terminal import add_log_format, tell
+from jobs.terminal import add_log_format, tell, tell_error
 from pipeline.console.commands import help_examples, program
 from pipeline.console.console import open_console
 from pipeline.errors import ConfigError, PipelineError
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = argument_parser().parse_args(argv)
     except argparse.ArgumentError as error:
-        print(str(error).removeprefix("argument "), file=sys.stderr)
+        tell_error(str(error).removeprefix("argument "))
         return 2
     with open_console("export", arguments.log_format) as console:
         try:

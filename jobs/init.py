@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from jobs.hardware_options import counted_card
-from jobs.terminal import tell, write_text
+from jobs.terminal import tell, tell_error, write_text
 from pipeline.console.commands import command, program
 from pipeline.errors import ConfigError, PipelineError
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tell(_written(options))
     except PipelineError as error:
-        print(f"init: {error}", file=sys.stderr)
+        tell_error(f"init: {error}")
         return 2
     return 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.hardware_options import counted_card
-from jobs.terminal import read_text, tell, write_text
+from jobs.terminal import read_text, tell, tell_error, write_text
 from pipeline.console.commands import command, program, split_launch_line
 from pipeline.errors import PipelineError, PlanError
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PlanError("--shared: only with --write, whose files name it")
         tell(_searched(options) if line is None else _explained(options, line))
     except PipelineError as error:
-        print(f"plan: {error}", file=sys.stderr)
+        tell_error(f"plan: {error}")
         return 2
     return 0
 
@@ -450,7 +450,7 @@ def _with_files(
         f"  {folder / 'ray.sh'} head HEAD_IP",
     )
     if options.json:
-        print(*lines, sep="\n", file=sys.stderr)
+        tell_error(*lines)
         return shown
     return "\n".join((shown, "", *lines))
 

@@ -18,9 +18,10 @@ from jobs.dry_run_lines import dry_run_lines
 from jobs.next_commands import canary_commands, next_commands, resume_command
 from jobs.status import as_json as status_as_json
 from jobs.status import failed_lines
-from jobs.terminal import add_log_format
+from jobs.terminal import add_log_format, tell, tell_error
 from pipeline.console.commands import help_examples, program
 from pipeline.console.console import open_console
+from pipeline.console.printable import on_one_line
 from pipeline.errors import (
     ConfigError,
     PipelineError,
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             console.report_error(error)
             return WITH_ERRORS
     if arguments.no_restart and status in (USER_CAN_FIX, WITH_ERRORS):
-        print(f"{_NO_RESTART}: exit 0 instead of {status}", file=sys.stderr)
+        tell_error(f"{_NO_RESTART}: exit 0 instead of {status}")
         return DONE
     return status
 
@@ -315,10 +316,10 @@ def _print_canary(folder: "Folder", prepared: "Prepared", arguments: argparse.Na
     """Print what the canary found. Its rows stay published."""
     found = canary_findings.findings(folder, prepared.plan.config, prepared.excesses)
     if arguments.json:
-        print(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
+        tell(json.dumps(canary_findings.as_json(found), indent=1, ensure_ascii=False))
     else:
-        print(canary_findings.text(found))
-        print(*_next_lines(canary_commands(arguments, folder.where)), sep="\n")
+        tell(canary_findings.text(found))
+        tell(*_next_lines(canary_commands(arguments, folder.where)))
     return WITH_ERRORS
 
 
@@ -342,18 +343,18 @@ def _print_summary(folder: "Folder", end: "SessionEnd", arguments: argparse.Name
         values = {**status_as_json(status), "wall_s": end.wall_s, "tokens_per_s": tokens_per_s}
         values |= {"data": folder.place("data"), "causes": end.causes, "example": example}
         values |= {"flags": flags, "report": report, "next": commands}
-        print(json.dumps(values, indent=1, default=str))
+        tell(json.dumps(values, indent=1, default=str))
     else:
-        print(_summary(status, end.wall_s, tokens_per_s, folder.place("data")))
+        tell(_summary(status, end.wall_s, tokens_per_s, folder.place("data")))
         if flags:
-            print("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
-        print(*failed_lines(status), sep="\n", end="\n" if status.failed else "")
+            tell("flags      " + ", ".join(f"{count:,} {name}" for name, count in flags.items()))
+        tell(*failed_lines(status))
         if unfinished := _num_unfinished(status):
-            print(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
-            print(*(f"cause      {cause}" for cause in dict.fromkeys(end.causes)), sep="\n")
-        print(_example_text(example))
-        print(f"report     {report}")
-        print(*_next_lines(commands), sep="\n")
+            tell(f"unfinished {unfinished:,} rows: no engine is left; the same command resumes")
+            tell(*(f"cause      {on_one_line(cause)}" for cause in dict.fromkeys(end.causes)))
+        tell(_example_text(example))
+        tell(f"report     {report}")
+        tell(*_next_lines(commands))
     return _exit_status(status, accept_errors=arguments.accept_errors)
 
 
@@ -393,7 +394,7 @@ def _summary(status: "RunStatus", wall_s: float, tokens_per_s: float | None, dat
 def _example_text(example: dict[str, object] | None) -> str:
     if example is None:
         return "example    no completion yet"
-    lines = [f"example    {example['row_id']}"]
+    lines = [f"example    {on_one_line(example['row_id'])}"]
     for message in example["messages"]:  # type: ignore[attr-defined]
         if message["reasoning_content"]:
             lines.append(f"  thinking: {_cut(message['reasoning_content'])}")
@@ -430,11 +431,11 @@ def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsol
     seed = seed_warning(config, endpoints)
     if arguments.json:
         values = {**asdict(counts), "endpoints": asdict(endpoints), "seed_ignored": seed}
-        print(json.dumps(values, indent=1, ensure_ascii=False))
+        tell(json.dumps(values, indent=1, ensure_ascii=False))
     else:
         engines = [f"endpoint   {line}; a run waits for it" for line in endpoints.silent]
         engines += [f"seed       {seed}"] if seed else []
-        print("\n".join(dry_run_lines(config, counts, engines)))
+        tell(*dry_run_lines(config, counts, engines))
     if counts.disk is not None and counts.disk.is_short:
         raise ConfigError(f"output.folder: {folder.where}: {counts.disk.text}; use another disk")
     if not counts.can_ask:

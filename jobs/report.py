@@ -101,7 +101,7 @@ def _show(folder: Folder, arguments: argparse.Namespace) -> int:
             arguments.html.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--html: cannot write {target}: {error.strerror}") from None
-    print(target)
+    tell(str(target))
     return 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from jobs.terminal import RUN_FOLDER, about_a_run, tell
 from pipeline.console.commands import help_examples, program
+from pipeline.console.printable import on_one_line, printable
 from pipeline.dataset.run_record import check_has_run
 from pipeline.dataset.verification import check_parts
 from pipeline.live.output import time_left
@@ -116,7 +117,7 @@ def _update(status: RunStatus, now_s: float, *, as_line: bool) -> str:
     if as_line:
         return json.dumps(as_json(status))
     if sys.stdout.isatty():
-        return f"{_CLEAR_SCREEN}{_text(status, now_s)}\n{_clock(now_s)}, Ctrl-C to leave"
+        return f"{_CLEAR_SCREEN}{printable(_text(status, now_s))}\n{_clock(now_s)}, Ctrl-C to leave"
     return f"{_clock(now_s)} {_line(status, now_s)}"
 
 
@@ -175,7 +176,7 @@ def _text(status: RunStatus, now_s: float) -> str:
     for worker in sorted(status.workers, key=_by_node):
         lines.append(_worker_line(worker))
         if worker.starved is not None:
-            lines.append(f"starved    {worker.worker_id} {worker.starved}")
+            lines.append(f"starved    {worker.worker_id} {on_one_line(worker.starved)}")
     lines += failed_lines(status)
     return "\n".join(lines)
 
@@ -191,14 +192,14 @@ def _worker_line(worker: WorkerReport) -> str:
         f"worker     {worker.worker_id} {worker.state}{where}{gpus}: {worker.in_flight} in flight, "
         f"{worker.not_started} waiting, {worker.backing_off} backing off, "
         f"{worker.restarts} restarts, {worker.timeouts} of {worker.requests} requests timed out "
-        f"({worker.engine_release or worker.engine})"
+        f"({on_one_line(worker.engine_release or worker.engine)})"
     )
 
 
 def failed_lines(status: RunStatus) -> list[str]:
     """List the first failed rows with their last cause, and the number of the others."""
     lines = [
-        f"failed     {row_id}" + (f" sample {sample}" if sample else "") + f": {cause}"
+        on_one_line(f"failed     {row_id}" + (f" sample {sample}" if sample else "") + f": {cause}")
         for row_id, sample, cause in status.failed[:_MOST_FAILED_SHOWN]
     ]
     more = len(status.failed) - len(lines)

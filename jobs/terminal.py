@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pipeline.console.console import LogFormat
+from pipeline.console.printable import printable
 from pipeline.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -31,13 +32,20 @@ def add_log_format(parser: "argparse.ArgumentParser") -> None:
     )
 
 
-def tell(text: str) -> None:
+def tell(*texts: str) -> None:
     """Print an answer. It is no error when the reader, such as `head`, closes the pipe."""
     try:
-        print(text, flush=True)
+        for text in texts:
+            print(printable(text), flush=True)
     except BrokenPipeError:
         # Python flushes the rest at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tell_error(*lines: object) -> None:
+    """Print why a command failed, on standard error."""
+    for line in lines:
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
@@ -48,9 +56,9 @@ def about_a_run(where: str, answer: "Callable[[Folder], int]") -> int:
     try:
         return answer(open_folder(where))
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        tell_error(error)
     except OSError as error:
-        print(unreadable(where, error), file=sys.stderr)
+        tell_error(unreadable(where, error))
     return 2
 
 

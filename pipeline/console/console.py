@@ -21,6 +21,7 @@ from pipeline.console.lines import (
     ZonedFormatter,
     line_logger,
 )
+from pipeline.console.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -52,7 +53,7 @@ class LogConsole:
         if self.log_format == "json":
             self.log(f"event=error {error}")
         else:
-            print(error, file=sys.stderr)
+            print(printable(error), file=sys.stderr)
 
 
 @contextmanager

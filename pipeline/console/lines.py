@@ -2,11 +2,12 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, tzinfo
 from typing import Any
 
 from pipeline.console.events import EVENTS, UNKNOWN
+from pipeline.console.printable import on_one_line, printable
 from pipeline.store.event_line import EventLine, event_line
 
 LOGGER = "regenerate"
@@ -50,7 +51,7 @@ class LineFormat(ZonedFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = self.time_of(record).isoformat(timespec="seconds")
-        message = self.message_of(record).replace("\n", "\\n")
+        message = on_one_line(self.message_of(record))
         return f"{time} {record.levelname} {component_of(record)} {message}"
 
 
@@ -70,7 +71,7 @@ class JsonFormat(ZonedFormatter):
         values |= {name: value for name, value in parsed.fields.items() if name not in values}
         if parsed.text:
             values["message"] = parsed.text
-        return json.dumps(values, ensure_ascii=False)
+        return printable(json.dumps(values, ensure_ascii=False))
 
 
 class SentenceFormat(ZonedFormatter):
@@ -88,20 +89,26 @@ def component_of(record: logging.LogRecord) -> str:
 
 
 def sentence(line: EventLine) -> str:
-    """Return the sentence of an event, or its words where its fields are not those expected."""
+    """Return the sentence of an event, or its words where its fields are not those expected.
+
+    The fields' own line feeds are escaped: only the text behind them has lines.
+    """
     if line.kind is None:
-        return line.text
+        return printable(line.text)
     kind = EVENTS.get(line.kind, UNKNOWN)
+    fields = {
+        name: on_one_line(value) if isinstance(value, str) else value
+        for name, value in line.fields.items()
+    }
     try:
-        words = kind.sentence.format(text=line.text, **line.fields)
+        words = kind.sentence.format(text=printable(line.text), **fields)
     except (KeyError, ValueError, TypeError):
         words = ""
-    return words or _plain_words(line)
+    return words or _plain_words(line.kind, fields, printable(line.text))
 
 
-def _plain_words(line: EventLine) -> str:
-    assert line.kind is not None
-    fields = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in line.fields.items())
-    words = ", ".join(filter(None, (fields, line.text)))
-    kind = line.kind.replace("_", " ").capitalize()
-    return f"{kind}: {words}" if words else kind
+def _plain_words(kind: str, fields: Mapping[str, object], text: str) -> str:
+    listed = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
+    words = ", ".join(filter(None, (listed, text)))
+    name = kind.replace("_", " ").capitalize()
+    return f"{name}: {words}" if words else name

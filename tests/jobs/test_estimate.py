@@ -439,7 +439,7 @@ def test_mistake_in_a_point_gets_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     changes: tuple[str, ...], said: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("pipeline.models.files._HUB", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     err = refused(capsys, *POINT, *changes)
     assert said in err
     assert err.count("\n") == 1

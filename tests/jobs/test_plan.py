@@ -305,7 +305,7 @@ def test_config_override_of_the_launch_line_is_applied(capsys: pytest.CaptureFix
     assert main([*line, "--json-model-override-args", "{bad"]) == 2
     assert "--json-model-override-args is not JSON" in capsys.readouterr().err
     assert main([*line, "--json-model-override-args", "[1]"]) == 2
-    assert "--json-model-override-args must be a JSON object" in capsys.readouterr().err
+    assert "--json-model-override-args is not a JSON object" in capsys.readouterr().err
 
 
 def test_unknown_card_may_be_given_by_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
