@@ -26,6 +26,12 @@ def test_every_event_has_a_sentence_and_every_sentence_an_event() -> None:
     assert logged() == set(EVENTS)
 
 
+def test_no_event_is_listed_twice() -> None:
+    source = (ROOT / "pipeline" / "console" / "events.py").read_text()
+    names = re.findall(r'^    "([a-z_]+)": EventKind', source, re.MULTILINE)
+    assert len(names) == len(set(names)) == len(EVENTS)
+
+
 def test_sentences_name_fields_and_no_positions() -> None:
     for name, kind in EVENTS.items():
         for _, field, _, _ in string.Formatter().parse(kind.sentence):
