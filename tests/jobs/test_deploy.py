@@ -124,6 +124,22 @@ def test_files_of_a_launch_line_have_its_numbers(
     assert "#SBATCH --nodes=2\n" in (tmp_path / "slurm.sbatch").read_text()
 
 
+def test_copies_of_a_launch_are_one_engine(tmp_path: Path) -> None:
+    line = [
+        "--model-path",
+        "Qwen/Qwen3-8B",
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "--max-running-requests",
+        "8",
+    ]
+    assert plan.main(["--gpu", "h100:8", "--write", str(tmp_path), "--", *line]) == 0
+    engine = read_run_file(tmp_path / "run.yaml").engine
+    assert (engine.count, engine.gpus, engine.max_running_requests) == (2, 4, 16)
+
+
 def test_keys_of_the_users_run_file_stay(tmp_path: Path) -> None:
     run = tmp_path / "own.yaml"
     run.write_text(
@@ -164,6 +180,11 @@ def test_card_that_is_not_in_the_catalogue_is_left_to_the_user(tmp_path: Path) -
         (["--gpu", "b200:1"], ["--model-path", "Qwen/Qwen3-8B", "--tp", "2"], "line needs 2"),
         (["--gpu", "b200:x"], ["--model-path", "Qwen/Qwen3-8B"], "expected CARD or CARD:COUNT"),
         (["--gpu", "b200"], ["--model-path", "Qwen/Qwen3-8B", "--tp", "16"], "spans machines"),
+        (
+            ["--gpu", "b200", "--shared", "a b"],
+            ["--model-path", "Qwen/Qwen3-8B"],
+            "--shared: found",
+        ),
     ],
 )
 def test_launch_that_cannot_be_submitted_is_refused(

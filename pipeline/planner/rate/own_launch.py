@@ -10,7 +10,7 @@ from pipeline.planner.rate.ranking import Load, RatedPlan, rated_plan
 from pipeline.planner.rate.search import Candidate, FoundPlan, HardwareOption, candidate_of
 from pipeline.planner.sglang.calibration import fits_layout
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import parallel_of
+from pipeline.planner.sglang.layout import cards_of, copies_of
 from pipeline.planner.sglang.releases import rules_for
 from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Calibration, LaunchPlan, ModelFacts
@@ -54,12 +54,10 @@ def rated_launch(
 
 def _replicas(option: HardwareOption, flags: LaunchFlags) -> int:
     """Count the engines: launches that the cards hold, and the data-parallel ranks of each."""
-    ranks = parallel_of(flags)
-    copies = 1 if flags.has("enable-dp-attention") else max(flags.number("dp-size") or 1, 1)
-    gpus = ranks.tp_size * ranks.pp_size * copies
-    if gpus > option.count:
-        raise PlanError(f"one launch needs {gpus} cards, and there are {option.count}")
-    return option.count // gpus * copies
+    cards = cards_of(flags)
+    if cards > option.count:
+        raise PlanError(f"one launch needs {cards} cards, and there are {option.count}")
+    return option.count // cards * copies_of(flags)
 
 
 def _candidate(

@@ -48,6 +48,20 @@ def parallel_of(flags: LaunchFlags) -> Parallel:
     )
 
 
+def cards_of(flags: LaunchFlags) -> int:
+    """Return the cards that one launch uses: its ranks, and as often as `--dp-size` copies them.
+
+    Ranks that share attention are no copies.
+    """
+    ranks = parallel_of(flags)
+    return ranks.tp_size * ranks.pp_size * copies_of(flags)
+
+
+def copies_of(flags: LaunchFlags) -> int:
+    """Return the data-parallel copies of the model in one launch."""
+    return 1 if flags.has("enable-dp-attention") else max(flags.number("dp-size") or 1, 1)
+
+
 def tensor_ranks_of(flags: LaunchFlags, num_gpus: int) -> int:
     """Return the tensor-parallel ranks of one stage of a launch on all cards."""
     return flags.number("tp-size") or max(num_gpus // (flags.number("pp-size") or 1), 1)

@@ -9,7 +9,7 @@ from pipeline.planner.memory.plan import RefusedPlan
 from pipeline.planner.rate.ranking import RatedPlan
 from pipeline.planner.rate.search import HardwareOption
 from pipeline.planner.sglang.flags import LaunchFlags
-from pipeline.planner.sglang.layout import parallel_of
+from pipeline.planner.sglang.layout import cards_of, copies_of, parallel_of
 from schemas.plan import Gpu, LaunchPlan
 
 
@@ -52,8 +52,7 @@ def launch_of_line(
     """
     if isinstance(plan, RefusedPlan) or plan.verdict == "does_not_fit":
         raise PlanError(f"--write: the launch does not fit, so nothing is written: {plan.message}")
-    ranks = parallel_of(flags)
-    gpus = ranks.tp_size * ranks.pp_size
+    gpus = cards_of(flags)
     if count is not None and count < gpus:
         raise PlanError(f"--gpu: found {count} x {gpu.name}; one launch of this line needs {gpus}")
     engines = (count or gpus) // gpus
@@ -62,7 +61,9 @@ def launch_of_line(
         flags=flags,
         hardware=HardwareOption(gpu=gpu, count=engines * gpus),
         engines=engines,
-        requests_per_engine=plan.capacity.max_running_requests * ranks.attention_dp_size,
+        requests_per_engine=plan.capacity.max_running_requests
+        * parallel_of(flags).attention_dp_size
+        * copies_of(flags),
         tokens_per_s=None,
         gives_context=True,
     )

@@ -15,7 +15,7 @@ from pipeline.dataset.sources.files import is_file_name
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planner.cards import gpu_key
 from pipeline.planner.estimate import figures
-from pipeline.planner.sglang.layout import parallel_of
+from pipeline.planner.sglang.layout import cards_of
 from pipeline.planner.sglang.releases import rules_for
 from pipeline.recipes.deploy.launch import PlannedLaunch
 from pipeline.recipes.flags import engine_flags
@@ -109,8 +109,9 @@ def submission_of(values: Mapping[str, Any], launch: PlannedLaunch, *, shared: s
     Raises ConfigError for a run whose engines are not started by it, and PlanError for one that
     no usual machine has the cards for.
     """
-    ranks = parallel_of(launch.flags)
-    gpus_per_engine = ranks.tp_size * ranks.pp_size
+    if not re.fullmatch(r"/[\w./-]+", shared):
+        raise PlanError(f"--shared: found {shared!r}; expected an absolute path of plain letters")
+    gpus_per_engine = cards_of(launch.flags)
     gpus_per_node = _gpus_per_node(launch, gpus_per_engine)
     planned, moved = _planned_values(values, launch, gpus_per_engine, shared)
     key = gpu_key(launch.hardware.gpu) or ""
@@ -182,7 +183,7 @@ def _summary(launch: PlannedLaunch, gpus_per_engine: int) -> str:
 def _head_lines(launch: PlannedLaunch, gpus_per_engine: int) -> tuple[str, ...]:
     plan = launch.plan
     left = plan.headroom_bytes - sum(item.bytes for item in plan.headroom_items)
-    doubt = "" if plan.verdict == "fits" else f", {plan.verdict}: {plan.message}"
+    doubt = "" if plan.verdict == "fits" else f"; {plan.verdict}: {' '.join(plan.message.split())}"
     return (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         f"# {_summary(launch, gpus_per_engine)}",
