@@ -127,6 +127,19 @@ def end_token_ids(name: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def default_repetition_penalty(name: str) -> float:
+    """Return the penalty that SGLang applies to requests without one; 1.0 is none.
+
+    It is that of the generation_config.json in the model's folder or the hub's cache. Raises
+    PlanError for a file that cannot be read.
+    """
+    folder = model_folder(name)
+    if folder is None or not (folder / _GENERATION_FILE).exists():
+        return 1.0
+    value = _read(folder / _GENERATION_FILE).get("repetition_penalty")
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         return json_object(bytes_of(path, most=_MOST_JSON_BYTES))

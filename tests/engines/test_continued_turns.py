@@ -121,6 +121,14 @@ def test_turns_whose_rest_depends_on_more_than_their_ids_are_not_kept(request_: 
     assert of.fitted(replace(request_, continues=so_far)).continues is None
 
 
+def test_penalty_of_the_models_own_defaults_counts_where_a_request_has_none() -> None:
+    request = replace(REQUEST, sampling=replace(SAMPLING, repetition_penalty=None))
+    assert kept(continuing(), part(1, 1, 1), request) is not None
+    of = continuing(read_penalty=lambda _: 1.05)
+    assert kept(of, part(1, 1, 1), request) is None
+    assert kept(of, part(1, 1, 1)) is not None
+
+
 def test_nothing_is_kept_where_a_request_has_fields_of_unknown_effect() -> None:
     assert kept(continuing(further_fields={"min_tokens": 3}), part(1, 1, 1)) is None
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.models.files import catalogue_names, find_model, has_weights, load_model, read_model
+from pipeline.models.files import (
+    catalogue_names,
+    default_repetition_penalty,
+    find_model,
+    has_weights,
+    load_model,
+    read_model,
+)
 from tests.fakes.hub import Hub, only_hub
 
 CONFIG: dict[str, Any] = {
@@ -237,3 +244,22 @@ def test_size_of_the_files_is_that_of_the_model(tmp_path: Path) -> None:
     write(tmp_path / "config.json", CONFIG)
     write(tmp_path / "model.safetensors.index.json", {"metadata": {"total_size": 9}})
     assert load_model(str(tmp_path)).checkpoint_bytes == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "penalty"),
+    [(None, 1.0), ("{}", 1.0),
+     ('{"repetition_penalty": 1.05}', 1.05), ('{"repetition_penalty": "x"}', 1.0)],
+)  # fmt: skip
+def test_repetition_penalty_that_requests_get_without_one_is_the_models_own(
+    tmp_path: Path, text: str | None, penalty: float
+) -> None:
+    if text is not None:
+        (tmp_path / "generation_config.json").write_text(text)
+    assert default_repetition_penalty(str(tmp_path)) == penalty
+
+
+def test_generation_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(PlanError, match=r"generation_config\.json"):
+        default_repetition_penalty(str(tmp_path))

@@ -11,7 +11,8 @@ the rest depends on beyond those ids, such as penalties of earlier tokens, rules
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PlanError
+from pipeline.models.files import default_repetition_penalty
 from pipeline.models.thinking import split_thinking
 from pipeline.models.tokenizer import model_text_decoder
 from pipeline.untrusted.parsing import UnreadableError, guarded
@@ -24,13 +25,6 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 # assumed: a parser that splits this many turns as we do splits them all so
 _CHECKED_TURNS = 16
-# Values that leave a parameter without effect. SGLang 0.5.23 counts the tokens of the output for
-# penalties, srt/sampling/penaltylib, so it would forget those of the first part.
-_NEUTRAL: Mapping[str, object] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +39,10 @@ class Continuing:
     """Fields of every request that we do not know the effect of."""
     log: Callable[[str], None] = print
     read_decoder: Callable[[str], Decode | None] = model_text_decoder
+    read_penalty: Callable[[str], float] = default_repetition_penalty
     _decode: Decode | None = None
+    _penalty: float = 1.0
+    """Repetition penalty of requests that have none of their own."""
     _has_read: bool = False
     _num_agreeing: int = 0
     _is_out: bool = False
@@ -83,18 +80,24 @@ class Continuing:
     # -- what can be continued
 
     def _suits(self, request: Request) -> bool:
-        sampling = request.sampling
-        is_plain = all(getattr(sampling, name) in (None, value) for name, value in _NEUTRAL.items())
         # A stop text may span both parts; calls of tools are parsed by the server.
-        is_whole = sampling.stop is None and not request.tools
-        return is_plain and is_whole and not self.further_fields and self._decoder() is not None
+        is_whole = request.sampling.stop is None and not request.tools
+        if not is_whole or self.further_fields or self._decoder() is None:
+            return False
+        sampling = request.sampling
+        repetition = sampling.repetition_penalty
+        # SGLang counts the tokens of the output, srt/sampling/penaltylib in 0.5.23, so it would
+        # forget those of the first part.
+        penalises = sampling.presence_penalty or sampling.frequency_penalty
+        return not penalises and (self._penalty if repetition is None else repetition) == 1.0
 
     def _decoder(self) -> Decode | None:
         if not self._has_read:
             self._has_read = True
             try:
                 self._decode = self.read_decoder(self.model)
-            except ConfigError as error:
+                self._penalty = self.read_penalty(self.model)
+            except (ConfigError, PlanError) as error:
                 self._end(str(error))
             if self._decode is None:
                 self._end("there is no tokenizer.json in its folder or the hub cache")
