@@ -78,6 +78,9 @@ EVENTS: dict[str, EventKind] = {
         "{worker}: more requests time out ({timeouts:,}) than are answered ({answers:,}); they may "
         "now take {deadline_s:,} s",
     ),
+    "rows_left_to_others": EventKind(
+        "worker", INFO, "{worker}: its engine is busy or away; others get its rows for {wait_s} s"
+    ),
     "waiting_for_engines": EventKind(
         "worker", WARNING, "{worker} waits for its server, {waited_s:,.0f} s so far: {cause}"
     ),

@@ -11,7 +11,7 @@ from time import monotonic
 
 from pipeline.dataset.partials import Partials
 from pipeline.dataset.prompts import history
-from pipeline.worker.backlog import InFlight
+from pipeline.worker.backlog import Backlog, InFlight
 from pipeline.worker.ports import Engine, LeaseBook
 from pipeline.worker.row import Row, begun_row, over_context, resume_row, rows_of_lease
 from schemas.prompt import Problem, Prompt
@@ -60,6 +60,29 @@ class Leases:
             self.hold_off()
             return None
         return await asyncio.to_thread(self._rows_of, reply.lease)
+
+    async def fill(
+        self,
+        backlog: Backlog,
+        is_short: Callable[[], bool],
+        finish: Callable[[Row, Problem | None], None],
+        wake: Callable[[], None],
+    ) -> bool:
+        """Take leases until enough rows are in line; return False where there was none to take.
+
+        Bad rows are finished with their problem.
+        """
+        while is_short():
+            leased = await self.take()
+            if leased is None:
+                return False
+            for row, problem in leased:
+                if problem is None:
+                    backlog.add(row)
+                else:
+                    finish(row, problem)
+            wake()
+        return True
 
     async def give_back(self, first_rows: Mapping[LeaseKey, int]) -> None:
         """Give back the rows of each lease, from the row that it is mapped to.

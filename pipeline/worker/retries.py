@@ -3,6 +3,7 @@
 A single failed attempt says nothing about the engine; many in a row, or nearly all of many, do.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ _MAX_FIRST_STARTS = 2
 # assumed: an engine that is killed by chance dies less often; each death costs its running rows
 _MOST_STARTS_OF_LATE = 20
 _STARTS_OF_LATE_S = 6 * 3600.0
+# Time after which an engine that is busy or away leaves its rows to others, and after which it does
+# so again. assumed: a burst of refusals is over by then; a probe needs some seconds
+_LEAVES_ROWS_AFTER_S, _LEAVES_AGAIN_AFTER_S = 10.0, 3.0
+_MOST_REST_S = 30.0
 _SICK_ATTEMPTS = 200
 # assumed: a server that is only overloaded answers more than a tenth of its requests
 _SICK_FRACTION = 0.9
@@ -71,6 +76,9 @@ class Attempts:
     _num_busy: int = 0
     """Attempts since the last answer that the engine was too busy for, or away."""
     _busy_since_s: float | None = None
+    _leaves_rows_at_s: float = math.inf
+    _num_rests: int = 0
+    """Times since the last answer that the rows were left to others."""
     _failed: deque[bool] = field(default_factory=lambda: deque(maxlen=_SICK_ATTEMPTS))
     _jitter: random.Random = field(default_factory=random.Random)
 
@@ -103,13 +111,27 @@ class Attempts:
         self._num_busy += 1
         if self._busy_since_s is None:
             self._busy_since_s = now_s
+            self._leaves_rows_at_s = now_s + _LEAVES_ROWS_AFTER_S
         busy_s = now_s - self._busy_since_s
         if busy_s <= self.outage_patience_s:
             return None
         return f"no answer for {busy_s:,.0f} s, the last with: {outcome.cause}"
 
+    def is_to_leave_rows(self, now_s: float) -> bool:
+        """Return whether other engines, if there are any, should get the rows of this one."""
+        return now_s >= self._leaves_rows_at_s
+
+    def rest(self, now_s: float) -> float:
+        """Send nothing for a while, longer each time; return the seconds."""
+        self._num_rests += 1
+        wait_s = min(_MOST_REST_S, _LEAVES_AGAIN_AFTER_S * 2.0**self._num_rests)
+        self.held_until_s = now_s + wait_s
+        self._leaves_rows_at_s = self.held_until_s + _LEAVES_AGAIN_AFTER_S
+        return wait_s
+
     def _forget_outage(self) -> None:
         self._num_busy, self._busy_since_s = 0, None
+        self._num_rests, self._leaves_rows_at_s = 0, math.inf
 
     def hold_if_refused(
         self, outcome: Interruption, *, max_running_requests: int, now_s: float

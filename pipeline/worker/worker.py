@@ -160,7 +160,11 @@ class Worker:
         self._send_next()
         self._lease_if_short()
         self._refusal_watch.attend(is_idle=not (self._in_flight or self._backlog))
-        self._publish_if_due()
+        self._publisher.flush_if_due(
+            is_idle=self._leases.is_dry and not (self._in_flight or self._backlog),
+            is_canary_done=self._publisher.has_canary_rows
+            and not (self._backlog.has_canary_rows or self._in_flight.has_canary_rows),
+        )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), self.intervals.tick_s)
         self._raise_faults()
@@ -168,6 +172,8 @@ class Worker:
             self._leave_as_bad(cause)
         if self._engine_watch.lost_cause is not None:
             await self._recover_engine(self._engine_watch.lost_cause)
+        elif self._refusal_watch.has_others and self._attempts.is_to_leave_rows(monotonic()):
+            await self._leave_rows_to_others()
         is_busy = self._in_flight or self._backlog.num_waiting or self._refusals.num_held
         self._state = "running" if is_busy else "idle"
 
@@ -243,15 +249,6 @@ class Worker:
     def _finish(self, row: Row, problem: Problem | None) -> None:
         self._publisher.finish(row, problem)
 
-    # -- finished rows
-
-    def _publish_if_due(self) -> None:
-        self._publisher.flush_if_due(
-            is_idle=self._leases.is_dry and not (self._in_flight or self._backlog),
-            is_canary_done=self._publisher.has_canary_rows
-            and not (self._backlog.has_canary_rows or self._in_flight.has_canary_rows),
-        )
-
     # -- leases
 
     def _lease_if_short(self) -> None:
@@ -268,20 +265,14 @@ class Worker:
 
     async def _lease(self) -> None:
         """Take leases until enough rows are in line."""
-        while (
-            self._backlog.is_short(self.engine.max_running_requests) and not self._draining.is_set()
-        ):
-            leased = await self._leases.take()
-            if leased is None:
-                if self._holds_nothing:
-                    await self._leases.release()
-                break
-            for row, problem in leased:
-                if problem is None:
-                    self._backlog.add(row)
-                else:
-                    self._finish(row, problem)
-            self._wake.set()
+
+        def is_short() -> bool:
+            max_running = self.engine.max_running_requests
+            return self._backlog.is_short(max_running) and not self._draining.is_set()
+
+        is_filled = await self._leases.fill(self._backlog, is_short, self._finish, self._wake.set)
+        if not is_filled and self._holds_nothing:
+            await self._leases.release()
         self._wake.set()
 
     @property
@@ -355,11 +346,22 @@ class Worker:
                 self._finish(row, engine_killed(row, cause))
 
     async def _give_all_back(self, cause: str) -> None:
+        await self._stop_rows()
+        await self.book.engine_lost(self.worker_id, cause)
+
+    async def _leave_rows_to_others(self) -> None:
+        """Hand all rows back, at no cost of theirs, while the engine is busy or away."""
+        wait_s = self._attempts.rest(monotonic())
+        self.log(f"event=rows_left_to_others worker={self.worker_id} wait_s={wait_s:.0f}")
+        await self._stop_rows()
+        await self._leases.release()
+
+    async def _stop_rows(self) -> None:
+        """Publish what is finished, and forget all other rows."""
         await self._in_flight.cancel_and_wait()
         await self._leasing.settle()
         await self._publisher.flush_all()
         self._forget_rows()
-        await self.book.engine_lost(self.worker_id, cause)
 
     def _leave_as_bad(self, cause: str) -> None:
         """Raises EngineError. Flagged rows that are not published are left for other workers."""

@@ -83,7 +83,8 @@ class LocalBook:
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
         self.reports.append(report)
-        return self.orders.pop(0) if self.orders else Orders()
+        has_others = len({one.worker_id for one in self.reports}) > 1
+        return self.orders.pop(0) if self.orders else Orders(has_others=has_others)
 
     def ids(self) -> list[str]:
         return [row_id for part in self.parts for row_id in part.row_ids]

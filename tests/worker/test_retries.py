@@ -49,6 +49,27 @@ def test_engine_is_sick_when_more_than_nine_of_ten_of_200_requests_fail() -> Non
     )
 
 
+def test_busy_engine_leaves_its_rows_to_others_for_longer_each_time_until_it_answers() -> None:
+    counted = attempts()
+    busy = Interruption(cause="HTTP 429", is_engines=True)
+    assert not counted.is_to_leave_rows(1000.0)
+    counted.note_failure(busy, now_s=1000.0)
+    assert not counted.is_to_leave_rows(1009.9)
+    assert counted.is_to_leave_rows(1010.0)
+    # 6, 12, 24, 30 and 30 s of rest, and 3 s for a probe after each.
+    now_s, rests = 1010.0, []
+    for _ in range(5):
+        rests.append(counted.rest(now_s))
+        assert counted.held_until_s == now_s + rests[-1]
+        now_s = counted.held_until_s
+        counted.note_failure(busy, now_s=now_s)
+        assert not counted.is_to_leave_rows(now_s + 2.9)
+        assert counted.is_to_leave_rows(now_s + 3.0)
+    assert rests == [6.0, 12.0, 24.0, 30.0, 30.0]
+    counted.note_answer()
+    assert not counted.is_to_leave_rows(now_s + 1000.0)
+
+
 def test_answers_are_no_failures_however_many() -> None:
     counted = attempts()
     for _ in range(400):

@@ -395,6 +395,30 @@ def test_engine_that_is_busy_for_long_uses_up_no_attempts(desk: MakeDesk) -> Non
     assert len(at.engine.requests) == 31
 
 
+def test_rows_of_an_engine_that_stays_busy_are_done_by_its_neighbour(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LEAVES_ROWS_AFTER_S", "_LEAVES_AGAIN_AFTER_S", "_MOST_REST_S"):
+        monkeypatch.setattr(f"pipeline.worker.retries.{name}", 0.05)
+    busy = Interruption(cause="HTTP 503", kind="refusal", is_engines=True)
+    prompts = prompts_of(200)
+    lines: list[str] = []
+    at = desk(prompts, FakeEngine(script=lambda request: busy), retry={"backoff_initial_s": 0.01})
+    at.worker.log = lines.append
+    good = worker_at(
+        at.book, frozen(at.book.folder, prompts), FakeEngine(), at.worker.config, worker_id="w1"
+    )
+
+    async def both() -> None:
+        await asyncio.gather(at.worker.run(), good.run())
+
+    asyncio.run(both())
+    each_once(at.book, 200)
+    assert lines[0].startswith("event=rows_left_to_others worker=w0 wait_s=")
+    assert not at.book.failed
+    assert not at.book.lost
+
+
 def test_row_finished_under_a_lease_given_back_and_again_is_published_once(
     desk: MakeDesk,
 ) -> None:
