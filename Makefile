@@ -91,7 +91,7 @@ RECIPES := rtx-pro-6000-x4 rtx-pro-6000-x8 b200-x8
 recipes: $(STAMP) ## write the ready files of jobs/deploy and jobs/runs, from their plans
 	for name in $(RECIPES); do \
 	  $(BIN)/python -m jobs.plan jobs/runs/qwen3.6-27b.yaml --gpu $${name%-x*}:$${name##*-x} \
-	    --write jobs/deploy/$$name > /dev/null || exit; \
+	    --write jobs/deploy/$$name --force > /dev/null || exit; \
 	  rm jobs/deploy/$$name/regenerate.schema.json; \
 	  cp jobs/deploy/$$name/run.yaml jobs/runs/qwen3.6-27b-$$name.yaml; \
 	done

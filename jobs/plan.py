@@ -62,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             if value < 1:
                 raise PlanError(f"{flag}: found {value}; it must be at least 1")
-        if options.shared is not None and options.write is None:
-            raise PlanError("--shared: only with --write, whose files name it")
+        for flag, is_given in (("--shared", options.shared), ("--force", options.force)):
+            if is_given and options.write is None:
+                raise PlanError(f"{flag}: only with --write")
         tell(_searched(options) if line is None else _explained(options, line))
     except PipelineError as error:
         tell_error(f"plan: {error}")
@@ -153,6 +154,7 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder that all nodes share, for relative paths of --write; default: /shared",
     )
+    add("--force", action="store_true", help="replace files of --write that were edited")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -438,7 +440,7 @@ def _with_files(
 
     shared = (options.shared or _SHARED).rstrip("/")
     submission, folder = submission_of(values, launch, shared=shared), options.write
-    write_submission(submission, folder, _NODE_SCRIPT)
+    write_submission(submission, folder, _NODE_SCRIPT, replaces=options.force)
     lines = (
         f"written to {folder}: {submission.summary}",
         *(f"  {path} is expected at {where}" for path, where in submission.moved_paths),

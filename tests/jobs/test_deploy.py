@@ -17,6 +17,7 @@ from ray.dashboard.modules.job.cli import submit
 from ray.scripts.scripts import start
 
 from jobs import plan, regenerate
+from pipeline.errors import RayLostError
 from pipeline.planner.cards import gpu_named
 from pipeline.recipes.deploy.files import RAY_VERSION
 from pipeline.recipes.schema import SCHEMA_FILE
@@ -122,6 +123,23 @@ def test_files_of_a_launch_line_have_its_numbers(
     assert (workers["replicas"], gpus_of(workers)) == (2, 8)
     assert yaml.safe_load((tmp_path / "skypilot.yaml").read_text())["num_nodes"] == 2
     assert "#SBATCH --nodes=2\n" in (tmp_path / "slurm.sbatch").read_text()
+
+
+def test_file_that_was_edited_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--gpu", "b200", "--write", str(tmp_path)]
+    line = ["--", "--model-path", "Qwen/Qwen3-8B"]
+    assert plan.main([*words, *line]) == 0
+    assert plan.main([*words, *line]) == 0
+    edited = tmp_path / "rayjob.yaml"
+    made = edited.read_text()
+    edited.write_text(made.replace("image: regenerate", "image: mine"))
+    assert plan.main([*words, *line]) == 2
+    assert "rayjob.yaml exists with other text; choose" in capsys.readouterr().err
+    assert "image: mine" in edited.read_text()
+    assert plan.main([*words, "--force", *line]) == 0
+    assert edited.read_text() == made
 
 
 def test_copies_of_a_launch_are_one_engine(tmp_path: Path) -> None:
@@ -340,6 +358,25 @@ def test_command_exits_with_0_where_a_restart_would_not_help(
     except SystemExit as ended:
         status = ended.code
     assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"), [(0, 0), (2, 0), (3, 0), (1, 1), (128 + 15, 128 + 15)]
+)
+def test_only_what_a_restart_would_not_mend_exits_with_0(
+    status: int, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regenerate, "_status", lambda *_: status)
+    assert regenerate.main(["run.yaml", "--no-restart"]) == shown
+    assert regenerate.main(["run.yaml"]) == status
+
+
+def test_lost_cluster_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> int:
+        raise RayLostError("the head is gone")
+
+    monkeypatch.setattr(regenerate, "_status", lost)
+    assert regenerate.main(["run.yaml", "--no-restart"]) == 3
 
 
 # -- the image, and scripts

@@ -32,9 +32,20 @@ def rendered(name: str, submission: Submission) -> str:
     return template.render(job=submission, ray_version=RAY_VERSION, version=version("regenerate"))
 
 
-def write_submission(submission: Submission, folder: Path, node_script: Path) -> None:
-    """Write the files, and the script that starts Ray on a node. Raises PlanError."""
+def write_submission(
+    submission: Submission, folder: Path, node_script: Path, *, replaces: bool
+) -> None:
+    """Write the files, and the script that starts Ray on a node.
+
+    Raises PlanError for a file that cannot be written, or that was edited and is not replaced.
+    """
     files = {**submission_files(submission), node_script.name: node_script.read_text()}
+    edited = [name for name, text in files.items() if _differs(folder / name, text)]
+    if edited and not replaces:
+        raise PlanError(
+            f"--write: {folder / edited[0]} exists with other text; choose another folder, or "
+            "replace the files: --force"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -43,6 +54,10 @@ def write_submission(submission: Submission, folder: Path, node_script: Path) ->
                 (folder / name).chmod(0o755)
     except OSError as error:
         raise PlanError(f"--write: cannot write {error.filename}: {error.strerror}") from error
+
+
+def _differs(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") != text
 
 
 @cache
