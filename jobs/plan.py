@@ -413,6 +413,8 @@ def _searched(options: argparse.Namespace) -> str:
     if options.write is None:
         return shown
     values = run_file_values(options.run_file, options.set)
+    if options.weights_format or options.model_config:
+        values["planner"] = run.planner.model_dump(exclude_unset=True)
     gives_context = plan_base(run, None).has(_CONTEXT)
     launch = launch_of_plan(search.plans[0], gives_context=gives_context)
     return _with_files(shown, options, values, launch)

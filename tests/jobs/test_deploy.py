@@ -142,6 +142,33 @@ def test_file_that_was_edited_is_not_replaced(
     assert edited.read_text() == made
 
 
+def test_options_of_the_command_are_in_the_run_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "9-model_of_ours").mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "9-model_of_ours" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "run.yaml").write_text(
+        "prompts: {path: p.jsonl}\nmodel: 9-model_of_ours\noutput: {folder: out}\n"
+        "sampling: {max_tokens: 512}\n"
+        "planner: {sglang_version: 0.5.12, allow_mtp: false}\n"
+    )
+    words = ["--gpu", "b200:2", "--sglang-version", "v0.5.21", "--weights-format", "fp8"]
+    assert plan.main(["run.yaml", *words, "--write", "made"]) == 0
+    after = read_run_file(tmp_path / "made" / "run.yaml")
+    assert after.planner.sglang_version == "0.5.21"
+    assert (after.planner.weights_format, after.planner.allow_mtp) == ("fp8", False)
+    assert after.model == "/shared/9-model_of_ours"
+    # A name in Kubernetes begins with a letter.
+    assert ray_job(tmp_path / "made")["metadata"]["name"] == "run-9-model-of-ours-b200-x2"
+    assert "lmsysorg/sglang:v0.5.21" in (tmp_path / "made" / "rayjob.yaml").read_text()
+
+
 def test_copies_of_a_launch_are_one_engine(tmp_path: Path) -> None:
     line = [
         "--model-path",
@@ -219,16 +246,24 @@ def test_launch_that_cannot_be_submitted_is_refused(
     assert not (tmp_path / "made").exists()
 
 
-def test_engines_that_a_run_does_not_start_are_not_submitted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        ("{kind: endpoint, base_urls: ['http://127.0.0.1:1/v1']}", "endpoint"),
+        ("{kind: embedded}", "embedded"),
+        ("{model_file: m.gguf, count: 1}", "embedded"),
+    ],
+)
+def test_engines_that_a_run_does_not_start_on_gpus_are_not_submitted(
+    engine: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "own.yaml"
     run.write_text(
         "prompts: {path: p.jsonl}\nmodel: Qwen/Qwen3-8B\noutput: {folder: out}\n"
-        "engine: {kind: endpoint, base_urls: ['http://127.0.0.1:1/v1']}\n"
+        f"engine: {engine}\n"
     )
     assert plan.main([str(run), "--gpu", "b200", "--write", str(tmp_path / "made")]) == 2
-    assert "engine.kind: found 'endpoint'" in capsys.readouterr().err
+    assert f"engine.kind: found {kind!r}" in capsys.readouterr().err
 
 
 # -- KubeRay
@@ -261,7 +296,7 @@ def test_ray_job_is_what_kuberay_takes(name: str) -> None:
     job = ray_job(DEPLOY / name)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert mistakes(job) == []
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", job["metadata"]["name"])
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", job["metadata"]["name"])
     assert len(job["metadata"]["name"]) <= 47
 
 

@@ -27,6 +27,7 @@ from schemas.units import GIB
 
 # Of the image that jobs/deploy/Dockerfile builds.
 _IMAGE_PYTHON = "/usr/local/bin/sglang-python"
+_EMBEDDED_KEYS = {"model_file", "threads"}
 # GPUs of the largest usual machine.
 _MOST_GPUS_PER_NODE = 8
 # The tokenizer, the scheduler and the worker of one engine; estimate.py warns below it as well.
@@ -42,7 +43,7 @@ _SIGNAL_LATE_S = 60
 _LEAST_WARNING_S = 180
 # A file system that needs longer than the default to take a flush is usual on a cluster.
 _DRAIN_S = 20.0
-# KubeRay refuses longer names of a RayJob. validation.go, 1.7.0
+# KubeRay refuses longer names of a RayJob, and those that begin with a digit. validation.go, 1.7.0
 _LONGEST_NAME = 47
 
 # Names of cards as NVIDIA's device plugin labels nodes with them, and as SkyPilot's catalogue
@@ -87,6 +88,8 @@ class Submission:
     summary: str
     run_file: str
     gpu: str
+    release: str
+    """Release of SGLang that the plan is for."""
     product_label: str | None
     accelerator: str | None
     nodes: int
@@ -122,6 +125,7 @@ def submission_of(values: Mapping[str, Any], launch: PlannedLaunch, *, shared: s
         summary=_summary(launch, gpus_per_engine),
         run_file="\n".join((*_head_lines(launch, gpus_per_engine), run_file_text(planned))),
         gpu=launch.hardware.gpu.name,
+        release=_release(launch.plan),
         product_label=_PRODUCT_LABELS.get(key),
         accelerator=_ACCELERATORS.get(key),
         nodes=launch.engines * gpus_per_engine // gpus_per_node,
@@ -157,10 +161,16 @@ def _memory_gib(launch: PlannedLaunch, gpus_per_engine: int, gpus_per_node: int)
 
 
 def _name(launch: PlannedLaunch, key: str) -> str:
-    """Return the name as Kubernetes takes it: small letters, digits and dashes."""
-    model = PurePosixPath(launch.plan.model).name
-    text = f"{model}-{key or launch.hardware.gpu.name}-x{launch.hardware.count}"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[-_LONGEST_NAME:].strip("-")
+    """Return the name as Kubernetes takes it: a small letter, then also digits and dashes."""
+    cards = _dashed(f"{key or launch.hardware.gpu.name}-x{launch.hardware.count}")
+    model = _dashed(PurePosixPath(launch.plan.model).name)
+    if not model[:1].isalpha():
+        model = f"run-{model}"
+    return f"{model[: _LONGEST_NAME - len(cards) - 1].rstrip('-')}-{cards}"
+
+
+def _dashed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _summary(launch: PlannedLaunch, gpus_per_engine: int) -> str:
@@ -200,7 +210,7 @@ def _planned_values(
     hardware = {"gpu": launch.hardware.gpu.name, "count": launch.hardware.count}
     if not launch.hardware.gpu.known:
         hardware["memory_gib"] = round(launch.hardware.gpu.total_bytes / GIB, 2)
-    planner = {"sglang_version": _release(launch.plan), **(found.get("planner") or {})}
+    planner = {**(found.get("planner") or {}), "sglang_version": _release(launch.plan)}
     return {
         **found,
         "engine": _engine(found.get("engine") or {}, launch, gpus_per_engine),
@@ -213,7 +223,8 @@ def _planned_values(
 def _engine(
     given: Mapping[str, Any], launch: PlannedLaunch, gpus_per_engine: int
 ) -> dict[str, Any]:
-    kind = given.get("kind", "sglang")
+    # The default kind is embedded: a file that names nothing of it leaves the engines to the plan.
+    kind = given.get("kind") or ("embedded" if _EMBEDDED_KEYS & given.keys() else "sglang")
     if kind != "sglang":
         raise ConfigError(
             f"engine.kind: found {kind!r}; files are written for engines that the run starts, so "
@@ -246,6 +257,10 @@ def _with_shared_paths(
     """Put relative paths below the shared folder: a node has another working directory."""
     found = {**values}
     moved: list[tuple[str, str]] = []
+    model = str(found.get("model", ""))
+    if _is_relative(model, is_name=True):
+        found["model"] = f"{shared}/{PurePosixPath(model).name}"
+        moved.append((model, found["model"]))
     for section, key in (
         ("prompts", "path"),
         ("output", "folder"),
@@ -261,7 +276,7 @@ def _with_shared_paths(
 
 
 def _is_relative(path: str, *, is_name: bool) -> bool:
-    """Return whether a path is of this folder; one of the prompts may be a name on the hub."""
+    """Return whether a path is of this folder; prompts and models may be names on the hub."""
     if is_url(path) or path.startswith(("/", "~", "$")):
         return False
     return not is_name or is_file_name(path) or Path(path).exists()
