@@ -300,12 +300,15 @@ def _check_folders_apart(config: RunFile) -> None:
 
 
 def _make_folder(folder: "Folder") -> None:
+    from pipeline.store.layout import check_layout
+
     try:
         folder.make()
     except OSError as error:
         raise ConfigError(
             f"output.folder: cannot create {folder.where}: {error.strerror}"
         ) from None
+    check_layout(folder)
 
 
 def _log_resume(console: "LogConsole", arguments: argparse.Namespace) -> None:

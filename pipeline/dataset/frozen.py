@@ -9,6 +9,7 @@ carried columns in the output.
 import base64
 import io
 import json
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice
@@ -22,6 +23,7 @@ from pipeline.dataset.prompts import InputColumns, PromptStream
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import PROMPTS
+from pipeline.untrusted.parsing import UNREADABLE
 from schemas.prompt import (
     Longest,
     Message,
@@ -73,6 +75,8 @@ class FrozenPrompts:
     """Longest prompts by turns; None for a set frozen by a version that did not count them."""
     budgets: RowBudgets | None = None
     """Token budgets that rows set themselves; None where no row does."""
+    files: tuple[tuple[int, int], ...] | None = None
+    """Size in bytes and CRC-32 of each file; None for a set frozen by a version without them."""
     _group: tuple[int, list[Prompt]] = field(default=(0, []))
     """Number of the first row of a row group, and the group's rows."""
 
@@ -115,17 +119,42 @@ class FrozenPrompts:
                 start += num_rows
         raise IndexError(number)
 
+    def damage(self) -> str | None:
+        """Name the first file that is gone or is not what was frozen; None for a whole set.
+
+        In a store, which keeps what it has taken whole, only sizes are compared.
+        """
+        sizes = self.folder.sizes(f"{PROMPTS}/{self.name}")
+        for number in range(-(-self.num_rows // _FILE_ROWS)):
+            path = _file_name(self.name, number)
+            size_bytes = sizes.get(path.rpartition("/")[2])
+            if size_bytes is None:
+                return f"{path} is gone"
+            if not self._is_whole(number, path, size_bytes):
+                return f"{path} is damaged"
+        return None
+
+    def _is_whole(self, number: int, path: str, size_bytes: int) -> bool:
+        if self.files is None:
+            return _has_footer(self.folder, path)
+        frozen_bytes, frozen_crc = self.files[number]
+        if size_bytes != frozen_bytes or self.folder.is_remote:
+            return size_bytes == frozen_bytes
+        try:
+            return zlib.crc32(self.folder.read(path)) == frozen_crc
+        except OSError:
+            return False
+
 
 def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
     """Write the stream's prompts under `prompts/<name>/` in one pass, the index last."""
     _remove_set(folder, name)
     folder.make(f"{PROMPTS}/{name}")
-    tally, file_number = _Tally(carried=_known_schema(stream)), 0
+    tally, files = _Tally(carried=_known_schema(stream)), list[tuple[int, int]]()
     is_typed = stream.arrow_schema is not None
     while (first := next(groups := _groups(islice(stream.prompts, _FILE_ROWS)), None)) is not None:
         noted = tally.noting(chain([first], groups), is_typed=is_typed)
-        _write_file(folder, _file_name(name, file_number), noted)
-        file_number += 1
+        files.append(_write_file(folder, _file_name(name, len(files)), noted))
     index = {
         "num_rows": tally.num_rows,
         "num_problems": tally.num_problems,
@@ -134,6 +163,7 @@ def freeze(folder: Folder, name: str, stream: PromptStream) -> FrozenPrompts:
         "carried_schema": schema_text(_as_written(tally.carried)),
         "longest": tally.bounds.longest,
         "budgets": None if tally.bounds.budgets is None else asdict(tally.bounds.budgets),
+        "files": files,
     }
     folder.write_whole(_index_name(name), json.dumps(index).encode())
     return _from_index(folder, name, index)
@@ -177,16 +207,17 @@ def _groups(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
 
 
 def frozen_prompts(folder: Folder, name: str) -> FrozenPrompts | None:
-    """Open the set frozen under `name`; None when there is no complete one."""
-    if not folder.exists(_index_name(name)):
+    """Open the set frozen under `name`; None when there is none with an index that can be read."""
+    try:
+        return _from_index(folder, name, json.loads(folder.read(_index_name(name))))
+    except (FileNotFoundError, IsADirectoryError, *UNREADABLE):
         return None
-    return _from_index(folder, name, json.loads(folder.read(_index_name(name))))
 
 
 def _from_index(folder: Folder, name: str, index: dict[str, Any]) -> FrozenPrompts:
     # Sets of earlier versions lack the newer fields.
     columns = {f.name: index[f.name] for f in fields(InputColumns) if f.name in index}
-    longest, budgets = index.get("longest"), index.get("budgets")
+    longest, budgets, files = index.get("longest"), index.get("budgets"), index.get("files")
     return FrozenPrompts(
         folder=folder,
         name=name,
@@ -197,6 +228,7 @@ def _from_index(folder: Folder, name: str, index: dict[str, Any]) -> FrozenPromp
         has_tools=index.get("has_tools", False),
         longest=None if longest is None else tuple((turns, tokens) for turns, tokens in longest),
         budgets=None if budgets is None else RowBudgets(**budgets),
+        files=None if files is None else tuple((size, crc) for size, crc in files),
     )
 
 
@@ -215,7 +247,8 @@ def remove_other_sets(folder: Folder, name: str) -> None:
 
 def _remove_set(folder: Folder, name: str) -> None:
     # The index first, so that an incomplete set is never taken for a complete one.
-    folder.remove(_index_name(name))
+    if _index_name(name).rpartition("/")[2] not in folder.folder_names(f"{PROMPTS}/{name}"):
+        folder.remove(_index_name(name))
     # Files that cannot be removed do no harm.
     folder.remove_folder(f"{PROMPTS}/{name}")
 
@@ -241,12 +274,23 @@ def _file_name(name: str, file_number: int) -> str:
     return f"{PROMPTS}/{name}/rows-{file_number:05d}.parquet"
 
 
-def _write_file(folder: Folder, file_name: str, groups: Iterable[list[Prompt]]) -> None:
+def _has_footer(folder: Folder, path: str) -> bool:
+    try:
+        with opened_parquet(folder, path):
+            return True
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _write_file(folder: Folder, file_name: str, groups: Iterable[list[Prompt]]) -> tuple[int, int]:
+    """Write a file; return its size in bytes and its CRC-32."""
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, _FROZEN_SCHEMA, compression="zstd") as writer:
         for group in groups:
             writer.write_table(_table(group))
-    folder.write_whole(file_name, buffer.getvalue())
+    data = buffer.getvalue()
+    folder.write_whole(file_name, data)
+    return len(data), zlib.crc32(data)
 
 
 def _table(prompts: list[Prompt]) -> pa.Table:

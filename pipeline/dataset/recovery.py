@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.dataset.journal import JournalName, Journals, journals_in
 from pipeline.dataset.parts import discard, footer_of, part_from, publish, unlist
-from pipeline.dataset.run_record import list_in_manifest, read_manifest
+from pipeline.dataset.run_record import list_in_manifest, make_sub_folders, read_manifest
 from pipeline.store.folder import Folder
 from pipeline.store.parquet import opened_parquet
 from pipeline.store.run_folder import DATA, MANIFEST_FILE, QUARANTINE, STAGING
@@ -43,6 +43,7 @@ def recover(folder: Folder, record: RunRecord, *, now_s: float) -> Recovery:
 
     Parts that are listed but missing or damaged are unlisted, so that their rows are done again.
     """
+    make_sub_folders(folder)
     folder.end_last_line(MANIFEST_FILE)
     manifest = read_manifest(folder)
     run = _Recovering(folder=folder, record=record, now_s=now_s)
@@ -119,8 +120,9 @@ class _Recovering:
         for name in journals_in(self.folder):
             try:
                 keys = [_row_key(*pair) for pair in journals.row_keys(name)]
-            except ValueError as error:
-                self.reports.append(f"{name.path} {error}; it is left there")
+            except (ValueError, IsADirectoryError) as error:
+                why = "is a folder" if isinstance(error, OSError) else str(error)
+                self.reports.append(f"{name.path} {why}; it is left there")
                 continue
             if is_kept_back and name.kind == "rows":
                 if keys:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.errors import ConfigError, ResumeError
 from pipeline.store.folder import Folder
+from pipeline.store.layout import check_layout
 from pipeline.store.run_folder import DATA, LOGS, MANIFEST_FILE, RUN_FILE, RUN_FILE_COPY, STAGING
 from pipeline.untrusted.parsing import UNREADABLE
 from schemas.completion import COMPLETION_SCHEMA, OPTIONAL_COLUMNS
@@ -24,9 +25,14 @@ from schemas.manifest import (
 
 def write_run(folder: Folder, record: RunRecord) -> None:
     """Write `run.json`, and create the sub-folders of a fresh folder."""
+    make_sub_folders(folder)
+    folder.write_whole(RUN_FILE, record.to_json().encode())
+
+
+def make_sub_folders(folder: Folder) -> None:
+    """Create the sub-folders that every session writes to; those that are there stay."""
     for name in (DATA, STAGING, LOGS):
         folder.make(name)
-    folder.write_whole(RUN_FILE, record.to_json().encode())
 
 
 def read_run(folder: Folder) -> RunRecord | None:
@@ -43,6 +49,7 @@ def check_has_run(folder: Folder) -> RunRecord:
     """Read the folder's run. Raises ConfigError where there is no folder, or no run in it."""
     if (fault := folder.fault()) is not None:
         raise ConfigError(f"{folder.where}: {fault}; expected the output.folder of a run")
+    check_layout(folder)
     if (record := read_run(folder)) is None:
         raise ConfigError(f"{folder.where}: no run here: it has no {RUN_FILE}")
     return record

@@ -204,7 +204,10 @@ class _Preparation:
         name = fingerprint or uuid.uuid4().hex[:16]
         frozen = frozen_prompts(self.folder, name) if fingerprint else None
         if frozen is not None:
-            return frozen
+            damage = frozen.damage()
+            if damage is None:
+                return frozen
+            self.log(f"event=mended {damage}; the prompts are frozen again from the input")
         stream = read_prompts(config.prompts)
         if record is not None:
             # Settings that differ are known before a million rows are read.

@@ -173,7 +173,8 @@ class LocalFolder(Folder):
             return []
 
     def sizes(self, name: str = ".") -> dict[str, int]:
-        return {entry: self.size_bytes(f"{name}/{entry}") for entry in self.names(name)}
+        entries = {entry: self.path(name) / entry for entry in self.names(name)}
+        return {entry: _size_bytes(path) for entry, path in entries.items()}
 
     def folder_names(self, name: str = ".") -> list[str]:
         return [entry for entry in self.names(name) if (self.path(name) / entry).is_dir()]
@@ -182,7 +183,11 @@ class LocalFolder(Folder):
         return self.path(name).read_bytes()
 
     def open_input(self, name: str) -> Any:  # noqa: ANN401 - pyarrow ships no types
-        return pa.OSFile(str(self.path(name)))
+        path = self.path(name)
+        if path.is_fifo():
+            # Opening one waits for its writer, perhaps forever.
+            raise OSError(f"{path} is a pipe")
+        return pa.OSFile(str(path))
 
     def read_lines(self, name: str) -> Iterator[bytes]:
         if not self.exists(name):
@@ -267,6 +272,14 @@ class LocalFolder(Folder):
 
     def keep_local(self, name: str) -> None:
         """Do nothing: the file is in the folder already."""
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        # A link to nothing, or one to itself: its own size.
+        return path.lstat().st_size
 
 
 @contextmanager

@@ -25,3 +25,18 @@ READINGS_FILE = "live-readings.jsonl"
 EVENTS_FILE = "events.jsonl"
 DEATHS_FILE = "engine-deaths.jsonl"
 REPORT_FILE = "report.html"
+
+FOLDERS = frozenset({DATA, STAGING, QUARANTINE, PROMPTS, LOGS, PARTIALS, CALIBRATIONS})
+FILES = frozenset(
+    {
+        RUN_FILE,
+        MANIFEST_FILE,
+        RUN_FILE_COPY,
+        LOCK_FILE,
+        LIVE_FILE,
+        READINGS_FILE,
+        EVENTS_FILE,
+        DEATHS_FILE,
+        REPORT_FILE,
+    }
+)

@@ -1,6 +1,7 @@
 """Recovery: `data/` has complete, listed parts of this run and nothing else."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -249,3 +250,32 @@ def test_samples_of_one_prompt_are_rows_of_their_own(tmp_path: Path, completion:
     assert [part.sample_indexes for part in recovery.parts] == [(0, 1), (2, 2)]
     assert recovery.reports == ()
     assert_in_order(folder)
+
+
+@pytest.mark.parametrize("place", ["data", "staging"])
+@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "pipe"])
+def test_link_or_pipe_in_place_of_a_part_is_set_aside(
+    tmp_path: Path, place: str, kind: str
+) -> None:
+    folder = fresh(tmp_path)
+    path = folder.path(f"{place}/x.parquet")
+    match kind:
+        case "link to nothing":
+            path.symlink_to("nowhere")
+        case "link to itself":
+            path.symlink_to(path.name)
+        case "pipe":
+            os.mkfifo(path)
+    recovery = recovered(folder)
+    assert recovery.parts == ()
+    assert [report.partition(";")[0] for report in recovery.reports] == [
+        f"{place}/x.parquet is truncated or not a parquet file"
+    ]
+    assert folder.names("quarantine") == ["x.parquet"]
+
+
+def test_folder_in_place_of_a_journal_is_left_there(tmp_path: Path) -> None:
+    folder = fresh(tmp_path)
+    folder.make("staging/journal-s-w0-000000-rows")
+    reports = recovered(folder).reports
+    assert reports == ("staging/journal-s-w0-000000-rows is a folder; it is left there",)

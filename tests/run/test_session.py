@@ -34,6 +34,8 @@ def source_row(number: int) -> Row:
 
 
 TEN_ROWS = [source_row(number) for number in range(10)]
+FROZEN_FILES = ("rows-00000.parquet", "index.json")
+SESSION_FOLDERS = ("data", "staging", "logs")
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -536,3 +538,50 @@ def test_folder_of_a_version_with_other_columns_is_refused_by_their_names(
         ResumeError, match=r"output\.folder: .*another version.*\(flags, plan, quality_retries\)"
     ):
         prepared(source, folder)
+
+
+@pytest.mark.parametrize("harm", ["cut", "zeroed", "gone", "index"])
+def test_frozen_prompts_that_are_damaged_are_frozen_again(
+    source: Path, folder: LocalFolder, harm: str
+) -> None:
+    name = prepared(source, folder).plan.frozen_name
+    rows, index = (folder.path(f"prompts/{name}/{file}") for file in FROZEN_FILES)
+    data = rows.read_bytes()
+    half = len(data) // 2
+    match harm:
+        case "cut":
+            rows.write_bytes(data[:half])
+        case "zeroed":
+            # The footer stays: only what was frozen tells.
+            rows.write_bytes(bytes(half) + data[half:])
+        case "gone":
+            rows.unlink()
+        case "index":
+            index.write_text('{"num_rows":')
+    lines: list[str] = []
+    assert prepared(source, folder, log=lines.append).plan.frozen_name == name
+    assert rows.read_bytes() == data
+    damage = f"event=mended prompts/{name}/rows-00000.parquet is "
+    assert (harm == "index") != any(line.startswith(damage) for line in lines)
+    assert any(line.startswith("event=reading_prompts ") for line in lines)
+
+
+def test_frozen_prompts_of_a_release_without_checksums_are_used_as_they_are(
+    source: Path, folder: LocalFolder
+) -> None:
+    name = prepared(source, folder).plan.frozen_name
+    path = folder.path(f"prompts/{name}/index.json")
+    index = json.loads(path.read_text())
+    del index["files"]
+    path.write_text(json.dumps(index))
+    lines: list[str] = []
+    prepared(source, folder, log=lines.append)
+    assert not any("reading_prompts" in line or "mended" in line for line in lines)
+
+
+def test_lost_sub_folders_are_made_again(source: Path, folder: LocalFolder) -> None:
+    prepared(source, folder)
+    for name in SESSION_FOLDERS:
+        folder.path(name).rmdir()
+    prepared(source, folder)
+    assert all(folder.path(name).is_dir() for name in SESSION_FOLDERS)
