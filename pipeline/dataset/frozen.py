@@ -77,15 +77,18 @@ class FrozenPrompts:
     """Token budgets that rows set themselves; None where no row does."""
     files: tuple[tuple[int, int], ...] | None = None
     """Size in bytes and CRC-32 of each file; None for a set frozen by a version without them."""
-    _group: tuple[int, list[Prompt]] = field(default=(0, []))
-    """Number of the first row of a row group, and the group's rows."""
+    _group: tuple[int, pa.Table | None] = field(default=(0, None))
+    """Number of the first row of a row group, and the group."""
 
     def prompt(self, number: int) -> Prompt:
-        """Read row `number`; its row group stays in memory, since leases are ranges."""
-        start, prompts = self._group
-        if not start <= number < start + len(prompts):
-            self._group = start, prompts = self._read_group(number)
-        return prompts[number - start]
+        """Read row `number`; its row group stays in memory, since leases are ranges.
+
+        Other workers have most rows of the group, so each row is parsed when it is needed.
+        """
+        start, rows = self._group
+        if rows is None or not start <= number < start + rows.num_rows:
+            self._group = start, rows = self._read_group(number)
+        return _prompt_from_frozen(rows.slice(number - start, 1).to_pylist()[0])
 
     def ids(self) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Yield row ids and content hashes in order, one file at a time."""
@@ -106,7 +109,7 @@ class FrozenPrompts:
                 yield own_ids[number].as_py(), start + number
             start += len(own_ids)
 
-    def _read_group(self, number: int) -> tuple[int, list[Prompt]]:
+    def _read_group(self, number: int) -> tuple[int, pa.Table]:
         """Read the row group that has row `number`; return the number of its first row as well."""
         file_number = number // _FILE_ROWS
         start = file_number * _FILE_ROWS
@@ -114,8 +117,7 @@ class FrozenPrompts:
             for group in range(file.num_row_groups):
                 num_rows = file.metadata.row_group(group).num_rows
                 if number < start + num_rows:
-                    rows = file.read_row_group(group).to_pylist()
-                    return start, [_prompt_from_frozen(row) for row in rows]
+                    return start, file.read_row_group(group)
                 start += num_rows
         raise IndexError(number)
 

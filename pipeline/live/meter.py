@@ -74,6 +74,8 @@ class Meter:
     """Tokens/s of one request between the last two scrapes."""
     _paces: deque[tuple[int, float]] = field(default_factory=deque)
     """Tokens and duration of the latest attempts."""
+    _paced_tokens: int = 0
+    """Sum of their tokens."""
     _paced_s: float = 0.0
     """Sum of their durations."""
     _changed_s: float = 0.0
@@ -85,6 +87,7 @@ class Meter:
         self._first_s = self._sums = self._last = self._accept_length = None
         self._in_flight.clear()
         self._paces.clear()
+        self._paced_tokens = 0
         self._clock_tokens = self._counted_pace = self._paced_s = 0.0
 
     def stopped(self) -> None:
@@ -142,10 +145,13 @@ class Meter:
 
     def _note_pace(self, tokens: int, duration_s: float) -> None:
         self._paces.append((tokens, duration_s))
+        self._paced_tokens += tokens
         self._paced_s += duration_s
         most = max(_PACED_WAVES * (len(self._in_flight) + 1), _LEAST_PACED)
         while len(self._paces) > most:
-            self._paced_s -= self._paces.popleft()[1]
+            old_tokens, old_s = self._paces.popleft()
+            self._paced_tokens -= old_tokens
+            self._paced_s -= old_s
 
     def note_counters(self, counters: EngineCounters, now_s: float) -> None:
         """Note the counters of the engine's metrics page."""
@@ -271,8 +277,7 @@ class Meter:
         A request that runs far longer than any of them counts by its age: it may be a long one, or
         slower, or stuck.
         """
-        tokens = sum(tokens for tokens, _ in self._paces)
-        return tokens / self._paced_s if self._paced_s > 0 else 0.0
+        return self._paced_tokens / self._paced_s if self._paced_s > 0 else 0.0
 
     def _integrate(self, now_s: float) -> None:
         if self._sums is not None:

@@ -9,7 +9,7 @@ dropped by them.
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import get_args
 
@@ -295,34 +295,69 @@ def _is_quoted(text: str, match: re.Match[str]) -> bool:
 # An opening mark ends the search for a closing one: many of them would each be followed far.
 _SPOKEN = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb\n]{0,400}[\"\u201d\u00bb]")
 _HEAD_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Cue:
+    """A phrase of thinking."""
+
+    words: tuple[str, ...]
+    """Texts of which every match has one: most texts have none, which is soon seen."""
+    pattern: re.Pattern[str]
+
+    def is_in(self, text: str, lowered: str) -> bool:
+        return any(word in lowered for word in self.words) and bool(self.pattern.search(text))
+
+
 _CUES = tuple(
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
+    _Cue(words, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
+    for words, pattern in (
         (
-            r"\b(the|this) user('s| is| has| wants| want| asks?| asked| just| said| seems| needs|"
-            r" might| may| probably)\b"
+            ("user",),
+            (
+                r"\b(the|this) user('s| is| has| wants| want| asks?| asked| just| said| seems|"
+                r" needs| might| may| probably)\b"
+            ),
         ),
-        r"(^|[.!?]\s+)(hmm+|hm)\b",
-        r"(^|[.!?]\s+)(but |oh )?wait\b[,. \u2014]",
-        r"\b(okay|ok|alright),? so\b",
+        (("hm",), r"(^|[.!?]\s+)(hmm+|hm)\b"),
+        (("wait",), r"(^|[.!?]\s+)(but |oh )?wait\b[,. \u2014]"),
+        (("ok", "alright"), r"\b(okay|ok|alright),? so\b"),
         (
-            r"\blet me (think|see|recall|re-?read|reconsider|double[- ]check|check|figure|consider|"
-            r"break (this|it) down|start by|parse|work through)\b"
+            ("let me",),
+            (
+                r"\blet me (think|see|recall|re-?read|reconsider|double[- ]check|check|figure|"
+                r"consider|break (this|it) down|start by|parse|work through)\b"
+            ),
         ),
         (
-            r"\b(i|we) (should|need to|must|have to|could|will) (probably |just |also |first )?"
-            r"(respond|reply|answer|provide|figure out|make sure|explain|give|mention|determine|"
-            r"check|consider|recall|clarify|start|acknowledge|compute|find|produce|output)\b"
+            ("should", "need to", "must", "have to", "could", "will"),
+            (
+                r"\b(i|we) (should|need to|must|have to|could|will) (probably |just |also |first )?"
+                r"(respond|reply|answer|provide|figure out|make sure|explain|give|mention|"
+                r"determine|check|consider|recall|clarify|start|acknowledge|compute|find|produce|output)\b"
+            ),
         ),
-        r"(^|[.!?]\s+)(actually|no), (no|wait|that's|that is)\b",
-        r"\b(so|but) (the|my) (final )?(answer|response|reply) (should|would|could|might)\b",
-        r"\bi('m| am) (thinking|supposed|going to (answer|respond))\b",
-        r"\u7528\u6237(\u95ee|\u60f3|\u8981|\u9700\u8981|\u8ba9|\u53ef\u80fd|\u7684\u95ee\u9898)",
-        # No line feed among the blanks: a run of them would be read anew from each line.
-        r"(^|\u3002)[^\S\n]*(\u55ef|\u597d\u7684\uff0c(\u7528\u6237|\u6211)|\u7b49\u7b49)",
+        (("actually", "no"), r"(^|[.!?]\s+)(actually|no), (no|wait|that's|that is)\b"),
         (
-            r"\u6211(\u9700\u8981|\u5e94\u8be5)"
-            r"(\u5148|\u56de\u7b54|\u786e\u8ba4|\u8003\u8651|\u89e3\u91ca|\u60f3)"
+            ("answer", "response", "reply"),
+            r"\b(so|but) (the|my) (final )?(answer|response|reply) (should|would|could|might)\b",
+        ),
+        (("i'm", "i am"), r"\bi('m| am) (thinking|supposed|going to (answer|respond))\b"),
+        (
+            ("\u7528\u6237",),
+            r"\u7528\u6237(\u95ee|\u60f3|\u8981|\u9700\u8981|\u8ba9|\u53ef\u80fd|\u7684\u95ee\u9898)",
+        ),
+        (
+            ("\u55ef", "\u597d\u7684", "\u7b49\u7b49"),
+            # No line feed among the blanks: a run of them would be read anew from each line.
+            r"(^|\u3002)[^\S\n]*(\u55ef|\u597d\u7684\uff0c(\u7528\u6237|\u6211)|\u7b49\u7b49)",
+        ),
+        (
+            ("\u6211",),
+            (
+                r"\u6211(\u9700\u8981|\u5e94\u8be5)"
+                r"(\u5148|\u56de\u7b54|\u786e\u8ba4|\u8003\u8651|\u89e3\u91ca|\u60f3)"
+            ),
         ),
     )
 )
@@ -337,10 +372,14 @@ def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
         return True
     prose = _SPOKEN.sub(" ", _without_code(answer))
     head = prose.lstrip()[:_HEAD_CHARACTERS]
-    in_head = [cue for cue in _CUES if cue.search(head)]
-    if len(in_head) < 2:
+    if _num_cues(head) < 2:
         return False
-    return sum(cue.search(prose) is not None for cue in _CUES) >= min_cues
+    return _num_cues(prose) >= min_cues
+
+
+def _num_cues(text: str) -> int:
+    lowered = text.lower()
+    return sum(cue.is_in(text, lowered) for cue in _CUES)
 
 
 # -- refusals

@@ -41,6 +41,8 @@ MIN_ROUND_WORDS_IN_ANSWER = 10
 
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORDS = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]+")
+# The same for texts without other characters, in two thirds of the time.
+_ASCII_WORDS = re.compile(r"\w+|[^\w\s]+", re.ASCII)
 _CJK_CHARACTER = re.compile(rf"[{_CJK}]")
 _SENTENCE_ENDS = re.compile(r"[.!?:;]\s+|[\u3002\uff01\uff1f\uff1b]|\n")
 _COUNTED_SENTENCE_ENDS = re.compile(r"[.!?;]\s+|[\u3002\uff01\uff1f\uff1b]|\n")
@@ -62,7 +64,7 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
         return True
     return any(
         _has_few_distinct(window, limits.min_distinct_share) and _is_of_words(window)
-        for window in _windows(_WORDS.findall(prose.lower()), limits.window_words)
+        for window in _windows(_words(prose.lower()), limits.window_words)
     )
 
 
@@ -195,6 +197,10 @@ def _sentences(prose: str) -> Iterator[str]:
         least = _MIN_CJK_SENTENCE_CHARACTERS if is_cjk else _MIN_SENTENCE_CHARACTERS
         if len(sentence) >= least:
             yield sentence
+
+
+def _words(text: str) -> list[str]:
+    return (_ASCII_WORDS if text.isascii() else _WORDS).findall(text)
 
 
 def _windows(words: list[str], window_words: int) -> Iterable[list[str]]:

@@ -1,12 +1,13 @@
 """Worker and coordinator as Ray actors, and the coordinator behind Ray as a lease book."""
 
 import asyncio
+import gc
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.chat_template.turns import fitted_prompt
-from pipeline.dataset.frozen import frozen_prompts, schema_from_text
+from pipeline.dataset.frozen import FrozenPrompts, frozen_prompts, schema_from_text
 from pipeline.dataset.journal import Journals, JournalWriter
 from pipeline.dataset.partials import Partials
 from pipeline.engines.metered import MeteredEngine
@@ -27,6 +28,9 @@ from schemas.session import SessionPlan
 from schemas.shard import LeaseKey
 
 _COPY_LOG_INTERVAL_S = 60.0
+# measured: with Python's own 700, a fifth of a worker's CPU time goes to the collector, which looks
+# at all that was imported; few objects of a worker are part of a circle
+_ALLOCATIONS_PER_COLLECTION = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,77 +81,113 @@ class RemoteBook:
 
 
 class WorkerActor:
-    """A worker and its engine in a process of their own."""
+    """A process of one worker with its engine, or of several workers of endpoints."""
 
-    def __init__(self, plan: SessionPlan, worker_number: int, worker_id: str, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
+    def __init__(self, plan: SessionPlan, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
         spare_pandas()
         bypass_proxy()
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._folder = folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
-        self._log_name = f"{LOGS}/engine-{worker_number}.log"
-        self._log = book.log.remote
-        frozen = frozen_prompts(folder, plan.frozen_name)
+        self._plan, self._coordinator = plan, book
+        self._folder = open_folder(plan.root, patience_s=WORKING_PATIENCE_S)
+        self._journals = JournalWriter(
+            journals=Journals(folder=self._folder, run_id=plan.run_id),
+            own_schema=schema_from_text(plan.own_schema),
+            carried_schema=schema_from_text(plan.carried_schema),
+        )
+        is_checked = plan.config.quality.wrong_language.enabled
+        self._language_of = language_detector() if is_checked else None
+        self._workers: dict[str, Worker] = {}
+        self._log_names: dict[str, str] = {}
+        _spare_collections()
+
+    async def run(self, worker_number: int, worker_id: str) -> None:
+        """Run a worker to its end."""
+        log_name = self._log_names[worker_id] = f"{LOGS}/engine-{worker_number}.log"
+        frozen = self._frozen_prompts()
+        engine = self._engine(worker_number, worker_id, frozen, log_name)
+        book = RemoteBook(self._coordinator, this_place(), engine)
+        worker = self._workers[worker_id] = self._worker(worker_id, engine, book, frozen)
+        copying = asyncio.create_task(self._copy_log_forever(log_name))
+        try:
+            await worker.run()
+        finally:
+            copying.cancel()
+            await book.note_last_span(worker_id)
+            await self._copy_log(log_name)
+
+    async def stop(self, worker_id: str) -> None:
+        """Have a worker drain."""
+        if worker_id not in self._workers:
+            # Its call of `run` comes first: it has ended, or its process is a new one.
+            return
+        self._workers[worker_id].stop()
+        # At once: the engine may need longer to end than the driver waits.
+        await self._copy_log(self._log_names[worker_id])
+
+    def _frozen_prompts(self) -> FrozenPrompts:
+        """Open the prompts for one worker: what it has read of them last stays in memory."""
+        frozen = frozen_prompts(self._folder, self._plan.frozen_name)
         assert frozen is not None
-        engine = MeteredEngine(
+        return frozen
+
+    def _engine(
+        self, worker_number: int, worker_id: str, frozen: FrozenPrompts, log_name: str
+    ) -> MeteredEngine:
+        return MeteredEngine(
             served=ServedEngine(
-                config=with_row_budgets(plan.config, frozen.budgets),
-                template=plan.template,
+                config=with_row_budgets(self._plan.config, frozen.budgets),
+                template=self._plan.template,
                 longest_prompts=frozen.longest,
-                accepted_breaches=plan.accepted_breaches,
+                accepted_breaches=self._plan.accepted_breaches,
                 worker_number=worker_number,
-                log_path=folder.local_file(self._log_name),
-                log=lambda line: book.log.remote(f"{line} worker={worker_id}"),
+                log_path=self._folder.local_file(log_name),
+                log=lambda line: self._log(f"{line} worker={worker_id}"),
             )
         )
-        self._book = RemoteBook(book, this_place(), engine)
-        self._worker = Worker(
+
+    def _worker(
+        self, worker_id: str, engine: MeteredEngine, book: RemoteBook, frozen: FrozenPrompts
+    ) -> Worker:
+        plan = self._plan
+        return Worker(
             worker_id=worker_id,
             session_id=plan.session_id,
             config=plan.config,
             engine=engine,
-            book=self._book,
+            book=book,
             prompt_of=lambda number: fitted_prompt(
                 frozen.prompt(number), plan.config, plan.template
             ),
-            writer=JournalWriter(
-                journals=Journals(folder=folder, run_id=plan.run_id),
-                own_schema=schema_from_text(plan.own_schema),
-                carried_schema=schema_from_text(plan.carried_schema),
+            writer=self._journals,
+            log=self._log,
+            partials=Partials(
+                folder=self._folder, run_id=plan.run_id, settings=plan.rows_depend_on
             ),
-            log=lambda line: book.log.remote(line),
-            partials=Partials(folder=folder, run_id=plan.run_id, settings=plan.rows_depend_on),
-            language_of=(
-                language_detector() if plan.config.quality.wrong_language.enabled else None
-            ),
+            language_of=self._language_of,
         )
 
-    async def run(self) -> None:
-        copying = asyncio.create_task(self._copy_log_forever())
-        try:
-            await self._worker.run()
-        finally:
-            copying.cancel()
-            await self._book.note_last_span(self._worker.worker_id)
-            await self._copy_log()
+    def _log(self, line: str) -> None:
+        self._coordinator.log.remote(line)
 
-    async def _copy_log_forever(self) -> None:
+    async def _copy_log_forever(self, log_name: str) -> None:
         while True:
             await asyncio.sleep(_COPY_LOG_INTERVAL_S)
-            await self._copy_log()
+            await self._copy_log(log_name)
 
-    async def _copy_log(self) -> None:
+    async def _copy_log(self, log_name: str) -> None:
         """Copy the engine's log into a folder that is not on this machine."""
         try:
-            await asyncio.to_thread(self._folder.keep_local, self._log_name)
+            await asyncio.to_thread(self._folder.keep_local, log_name)
         except (PipelineError, OSError) as error:
             # No row depends on it; if the folder is gone, the next publication fails.
-            self._log(f"event=warning {self._log_name} cannot be copied: {error}")
+            self._log(f"event=warning {log_name} cannot be copied: {error}")
 
-    async def stop(self) -> None:
-        self._worker.stop()
-        # At once: the engine may need longer to end than the driver waits.
-        await self._copy_log()
+
+def _spare_collections() -> None:
+    """Have the garbage collector look at new objects alone, and rarely."""
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
 
 
 class CoordinatorActor(Coordinator):

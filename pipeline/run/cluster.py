@@ -23,7 +23,7 @@ from pipeline.errors import (
 )
 from pipeline.live.log import LiveLog
 from pipeline.run.actors import CoordinatorActor, WorkerActor
-from pipeline.run.connection.connect import connect
+from pipeline.run.connection.connect import cluster_address, connect
 from pipeline.run.placement import (
     Hold,
     Node,
@@ -34,6 +34,7 @@ from pipeline.run.placement import (
     node_changes,
     num_places,
     on_this_node,
+    workers_per_process,
 )
 from schemas.estimate import Band
 from schemas.progress import Progress
@@ -65,6 +66,7 @@ class Cluster:
 
     plan: SessionPlan
     coordinator: Any
+    workers_per_process: int = 1
     hired: dict[int, _Hired] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Reasons why engines were abandoned, one line each."""
@@ -74,6 +76,8 @@ class Cluster:
     """The coordinator's last answer."""
     dashboard: str | None = None
     """Address of Ray's dashboard; None for a Ray of the run's own, which has none."""
+    _processes: dict[int, Any] = field(default_factory=dict)
+    """Actors that take the next workers, by the number of the first of their workers."""
     _hires: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, list[str | None]] = field(default_factory=dict)
     """Nodes on which each worker has died."""
@@ -160,7 +164,7 @@ class Cluster:
         Returns the log lines since the last poll.
         """
         for hired in self.hired.values():
-            hired.actor.stop.remote()
+            hired.actor.stop.remote(hired.worker_id)
         running = [hired.running for hired in self.hired.values()]
         if running:
             ray.wait(running, num_returns=len(running), timeout=timeout_s)
@@ -180,12 +184,32 @@ class Cluster:
         # Each process has its own id, under which it leases and publishes.
         rehires = self._hires[number] = self._hires.get(number, -1) + 1
         worker_id = f"w{number}" if not rehires else f"w{number}r{rehires}"
-        actor: Any = (
-            ray.remote(WorkerActor)
-            .options(max_restarts=0, **place.actor_options())
-            .remote(self.plan, number, worker_id, self.coordinator)
+        actor = self._process_of(number, place)
+        running = actor.run.remote(number, worker_id)
+        self.hired[number] = _Hired(number, worker_id, place, actor, running)
+
+    def _process_of(self, number: int, place: Hold) -> Any:  # noqa: ANN401 - Ray types no handle
+        """Return the actor for a worker, a new one where there is none."""
+        if self.workers_per_process == 1:
+            return self._new_process(place, 1)
+        first = number - number % self.workers_per_process
+        num_workers = min(
+            self.workers_per_process, (self.plan.config.engine.num_workers or 1) - first
         )
-        self.hired[number] = _Hired(number, worker_id, place, actor, actor.run.remote())
+        if first not in self._processes:
+            self._processes[first] = self._new_process(place, num_workers)
+        return self._processes[first]
+
+    def _new_process(self, place: Hold, num_workers: int) -> Any:  # noqa: ANN401 - Ray types no handle
+        return (
+            ray.remote(WorkerActor)
+            .options(max_restarts=0, **place.actor_options(num_workers))
+            .remote(self.plan, self.coordinator)
+        )
+
+    def _leave(self, actor: Any) -> None:  # noqa: ANN401 - Ray types no handle
+        """Send no more workers to an actor, whose process or node is gone or will be."""
+        self._processes = {n: one for n, one in self._processes.items() if one is not actor}
 
     def _look_at_nodes(self) -> list[str]:
         """Report nodes that were lost or joined, and hire for new places."""
@@ -207,7 +231,8 @@ class Cluster:
         ]
         for hired in leaving:
             hired.is_leaving = True
-            hired.actor.stop.remote()
+            self._leave(hired.actor)
+            hired.actor.stop.remote(hired.worker_id)
         return [f"event=node_leaving worker={hired.worker_id}" for hired in leaving]
 
     def _replace_ended(self) -> list[str]:
@@ -243,6 +268,7 @@ class Cluster:
         """Hire again for a worker that died. Return whether its process or its node did."""
         # A worker that is alive but unreachable would keep its GPUs.
         ray.kill(hired.actor)
+        self._leave(hired.actor)
         crashes = self._crashes.setdefault(hired.number, [])
         crashes.append(self._node_ids.get(hired.worker_id))
         alive = alive_nodes()
@@ -278,7 +304,14 @@ def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
         # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
         coordinator: Any = ray.remote(CoordinatorActor).options(**options).remote(plan, row_states)
-        cluster = Cluster(plan=plan, coordinator=coordinator, dashboard=dashboard)
+        cluster = Cluster(
+            plan=plan,
+            coordinator=coordinator,
+            dashboard=dashboard,
+            workers_per_process=workers_per_process(
+                plan.config.engine, is_private=cluster_address(plan.config) is None
+            ),
+        )
         try:
             yield cluster
         finally:

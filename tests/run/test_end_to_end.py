@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import random
 import re
 import shutil
@@ -365,6 +366,30 @@ def test_samples_per_prompt_have_seeds_of_their_own(tmp_path: Path, cluster: str
     keys = [(row["row_id"], row["sample_index"]) for row in run.published().to_pylist()]
     assert len(set(keys)) == len(keys) == 30
     assert len({request["seed"] for request in server.requests}) == 30
+
+
+@pytest.mark.slow
+def test_killed_process_of_several_endpoints_is_replaced_and_costs_no_row(tmp_path: Path) -> None:
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        return Reply(body=answer(request, number).body, delay_s=0.2)
+
+    with serving(ScriptedServer(script=slow)) as server:
+        # One server under more names than the machine has CPUs: some workers share a process.
+        num_workers = (os.cpu_count() or 1) + 1
+        urls = [server.url.replace("/v1", f"/{number}/v1") for number in range(num_workers)]
+        engine = {"kind": "endpoint", "base_urls": urls, "max_running_requests": 4}
+        run = new_run(tmp_path, questions(400), engine=engine)
+        process = run.start()
+        run.wait_for_rows(16, process)
+        workers = [p for p in below(process.pid) if "WorkerActor" in " ".join(p.cmdline())]
+        assert len(workers) < num_workers
+        kill(workers[0].pid)
+        result = ended(process)
+    assert result.code == 0, result.err
+    # Each worker of the process is replaced once, whichever end is noticed first.
+    replaced = re.findall(r"event=worker_ended worker=(w\d+) cause='its process died'", result.err)
+    assert 1 < len(replaced) == len(set(replaced))
+    each_once(run, 400)
 
 
 @pytest.mark.slow

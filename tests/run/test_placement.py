@@ -2,7 +2,14 @@
 
 import pytest
 
-from pipeline.run.placement import Node, node_changes, node_name, num_places, places_on
+from pipeline.run.placement import (
+    Node,
+    node_changes,
+    node_name,
+    num_places,
+    places_on,
+    workers_per_process,
+)
 from schemas.config.engine import EngineConfig
 
 
@@ -46,3 +53,33 @@ def test_nodes_that_were_lost_and_joined_are_named() -> None:
 
 def test_nodes_of_one_machine_have_names_of_their_own() -> None:
     assert node_name("host", "0123456789abcdef") == "host 01234567"
+
+
+@pytest.mark.parametrize(
+    ("num_urls", "num_cpus", "is_private", "gpus", "together"),
+    [
+        (4, 2, True, 0, 2),
+        (5, 2, True, 0, 3),
+        (4, 16, True, 0, 1),
+        # A cluster spreads its workers by their CPUs and GPUs, each in a process of its own.
+        (4, 2, False, 0, 1),
+        (4, 2, True, 1, 1),
+    ],
+)
+def test_workers_of_endpoints_share_as_many_processes_as_there_are_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+    num_urls: int,
+    num_cpus: int,
+    is_private: bool,
+    gpus: int,
+    together: int,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: num_cpus)
+    urls = [f"http://host-{number}/v1" for number in range(num_urls)]
+    engine = EngineConfig.model_validate({"kind": "endpoint", "base_urls": urls, "gpus": gpus})
+    assert workers_per_process(engine, is_private=is_private) == together
+
+
+def test_worker_with_an_engine_has_a_process_of_its_own() -> None:
+    engine = EngineConfig.model_validate({"kind": "sglang", "command": ["sglang"], "count": 8})
+    assert workers_per_process(engine, is_private=True) == 1

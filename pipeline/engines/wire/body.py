@@ -1,9 +1,11 @@
 """Body of a chat-completions request. Pure: the fields, as the server gets them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 
 from schemas.prompt import Message, Request, SamplingParams, message_extras
+
+_SAMPLING_FIELDS = [field.name for field in fields(SamplingParams)]
 
 
 def request_body(
@@ -32,10 +34,10 @@ def request_body(
 
 
 def _sampling(params: SamplingParams) -> dict[str, object]:
-    fields: dict[str, object] = asdict(params)
+    values: dict[str, object] = {name: getattr(params, name) for name in _SAMPLING_FIELDS}
     if params.logit_bias is not None:
-        fields["logit_bias"] = {entry.token_id: entry.bias for entry in params.logit_bias}
-    return fields
+        values["logit_bias"] = {entry.token_id: entry.bias for entry in params.logit_bias}
+    return values
 
 
 def _continued(request: Request) -> dict[str, object]:

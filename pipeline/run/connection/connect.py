@@ -17,6 +17,11 @@ from schemas.config.run_file import RunFile
 _FOLDER_OF_OUR_PACKAGES = Path(__file__).resolve().parents[3]
 
 
+def cluster_address(config: RunFile) -> str | None:
+    """Return the address of the cluster that the run joins; None for a private Ray."""
+    return config.cluster.address or os.environ.get("RAY_ADDRESS")
+
+
 def connect(config: RunFile) -> str | None:
     """Return the address of Ray's dashboard; None for a private Ray, which has none.
 
@@ -32,7 +37,7 @@ def connect(config: RunFile) -> str | None:
 
 
 def _connect(config: RunFile) -> str | None:
-    if address := config.cluster.address or os.environ.get("RAY_ADDRESS"):
+    if address := cluster_address(config):
         return join_ray(address)
     engine = config.engine
     try:
