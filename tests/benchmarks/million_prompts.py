@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         url = stack.enter_context(endpoint())
         run_file = write_run_file(folder, url)
         for name in ("first session", "resumed"):
-            print(f"{name:14}", measured(run_file, folder / "out", arguments.seconds))
+            print(f"{name:14}", measured(run_file, arguments.seconds))
     return 0
 
 
@@ -85,8 +85,13 @@ def _serve(pipe: "multiprocessing.connection.Connection") -> None:
 def write_run_file(folder: Path, url: str) -> Path:
     values = {
         "prompts": {"path": str(folder / "prompts.parquet"), "id_column": "id"},
-        "model": "Qwen/Qwen3-8B",
-        "engine": {"kind": "endpoint", "base_urls": [url], "max_running_requests": 64},
+        "model": "m",
+        "engine": {
+            "kind": "endpoint",
+            "base_urls": [url],
+            "max_running_requests": 64,
+            "return_token_ids": False,
+        },
         "output": {"folder": str(folder / "out"), "flush_interval_s": 5},
         # Its answers repeat the question on purpose.
         "quality": {"canary_rows": 0, "window_rows": 0},
@@ -96,15 +101,20 @@ def write_run_file(folder: Path, url: str) -> Path:
     return run_file
 
 
-def measured(run_file: Path, out: Path, seconds: float) -> str:
-    started_s = time.monotonic()
-    process = subprocess.Popen(
+def measured(run_file: Path, seconds: float) -> str:
+    with subprocess.Popen(
         [sys.executable, "-m", "jobs.regenerate", str(run_file)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-    )
+    ) as process:
+        return _figures(process, seconds)
+
+
+def _figures(process: "subprocess.Popen[str]", seconds: float) -> str:
+    """Let the run generate for a while, stop it, and return its figures."""
+    started_s = time.monotonic()
     assert process.stderr is not None
     ready_s, lines = 0.0, []
     for line in process.stderr:

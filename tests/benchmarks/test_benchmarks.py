@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import coordinator, export_rows, planner
+from tests.benchmarks import coordinator, export_rows, million_prompts, planner, report_rows
 
 
 def test_coordinator_works_through_its_rows(
@@ -35,3 +35,25 @@ def test_planner_is_timed(
     monkeypatch.setattr(planner, "_TRIES", 1)
     assert planner.main() == 0
     assert len(re.findall(r"[\d.]+ ms", capfd.readouterr().out)) == 3
+
+
+def test_report_is_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_rows, "_PART_ROWS", 50)
+    assert report_rows.main(["--rows", "500", "--folder", str(tmp_path)]) == 0
+    numbers = re.findall(r"([\d,]+) rows: [\d.]+ s, page", capfd.readouterr().out)
+    first, again = (int(number.replace(",", "")) for number in numbers)
+    assert again - first == 50 * report_rows._LATER_PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_run_with_many_prompts_is_measured_stopped_and_resumed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--rows", "20000", "--seconds", "2", "--folder", str(tmp_path)]
+    assert million_prompts.main(arguments) == 0
+    done = re.findall(r"coordinator \d+ MiB; (\d+) of 20000 rows done", capfd.readouterr().out)
+    first, resumed = map(int, done)
+    assert 0 < first < resumed < 20_000

@@ -16,6 +16,8 @@ ID_CHARACTERS = 10
 # Spread of the answers' times; the rows of a real run differ by more.
 _SIGMA = 0.6
 _NUM_BODIES = 64
+_PROMPT_TOKENS = 60
+_END_TOKEN = 151_645
 _TAKES = 4096
 _BATCH_ROWS = 500
 
@@ -62,12 +64,13 @@ def _body(chance: random.Random, answer_tokens: int) -> tuple[bytes, bytes]:
     words = _words(chance)
     half = max(1, answer_tokens // 2)
     reasoning, answer = (_prose(chance, words, half) for _ in range(2))
-    ids = [chance.randrange(150_000) for _ in range(answer_tokens)]
+    ids = [*(chance.randrange(150_000) for _ in range(answer_tokens - 1)), _END_TOKEN]
     message = {
         "role": "assistant",
         "content": f"{'@' * ID_CHARACTERS} {answer}",
         "reasoning_content": reasoning,
         "tool_calls": None,
+        "prompt_token_ids": [chance.randrange(150_000) for _ in range(_PROMPT_TOKENS)],
         "response_token_ids": ids,
     }
     body = {
@@ -77,8 +80,8 @@ def _body(chance: random.Random, answer_tokens: int) -> tuple[bytes, bytes]:
         "model": "m",
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "usage": {
-            "prompt_tokens": 60,
-            "total_tokens": 60 + answer_tokens,
+            "prompt_tokens": _PROMPT_TOKENS,
+            "total_tokens": _PROMPT_TOKENS + answer_tokens,
             "completion_tokens": answer_tokens,
             "reasoning_tokens": half,
         },
