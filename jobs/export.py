@@ -170,8 +170,12 @@ def _export(arguments: argparse.Namespace, log: "Callable[[str], None]") -> Expo
     from pipeline.export.index import ExportSource
     from pipeline.export.rows import form_of
     from pipeline.store.bucket import open_folder
+    from pipeline.store.own_folder import is_private, keep_private
 
     folder = open_folder(arguments.folder)
+    if not folder.is_remote and is_private(Path(folder.where)):
+        # What is made of private rows is private.
+        keep_private()
     run = check_has_run(folder)
     check_columns(run)
     _check_finished(folder, is_partial=options.is_partial)

@@ -227,7 +227,7 @@ def _run(config: RunFile, arguments: argparse.Namespace, console: "LogConsole") 
     exit_on_signals(log)
     endpoints = check_endpoints(config)
     folder = open_folder(config.output.folder)
-    _make_folder(folder)
+    _make_folder(folder, is_private=config.output.mode == "private")
     if "RAY_JOB_ID" in os.environ and "_ray_pkg_" in config.output.folder:
         log("event=warning output.folder is relative, so it is inside the job's copy of the code")
     holder = lock.this_process()
@@ -299,10 +299,14 @@ def _check_folders_apart(config: RunFile) -> None:
         )
 
 
-def _make_folder(folder: "Folder") -> None:
+def _make_folder(folder: "Folder", *, is_private: bool) -> None:
     from pipeline.store.layout import check_layout
+    from pipeline.store.own_folder import keep_private, make_private
 
     try:
+        if is_private:
+            keep_private()
+            make_private(Path(folder.where))
         folder.make()
     except OSError as error:
         raise ConfigError(
@@ -429,7 +433,7 @@ def _dry_run(config: RunFile, arguments: argparse.Namespace, console: "LogConsol
     endpoints = check_endpoints(config)
     if folder.is_remote:
         # This only checks that the bucket exists.
-        _make_folder(folder)
+        _make_folder(folder, is_private=False)
     counts = dry_run(config, folder)
     seed = seed_warning(config, endpoints)
     if arguments.json:

@@ -20,6 +20,7 @@ from pipeline.run.start_check import bypass_proxy
 from pipeline.run_file import with_row_budgets
 from pipeline.store.arrow import spare_pandas
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
+from pipeline.store.own_folder import keep_private
 from pipeline.store.run_folder import LOGS
 from pipeline.worker.worker import Worker
 from schemas.manifest import FailedRow, Part
@@ -86,6 +87,8 @@ class WorkerActor:
     def __init__(self, plan: SessionPlan, book: Any) -> None:  # noqa: ANN401 - Ray types no handle
         spare_pandas()
         bypass_proxy()
+        if plan.config.output.mode == "private":
+            keep_private()
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._plan, self._coordinator = plan, book
@@ -195,4 +198,6 @@ class CoordinatorActor(Coordinator):
 
     def __init__(self, plan: SessionPlan, row_states: bytes) -> None:
         spare_pandas()
+        if plan.config.output.mode == "private":
+            keep_private()
         super().__init__(plan, row_states)

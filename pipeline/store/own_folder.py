@@ -1,4 +1,4 @@
-"""This user's folder among the machine's temporary files, which other users share."""
+"""Folders that belong to this user alone: of temporary files, and of private prompts."""
 
 import os
 import stat
@@ -21,6 +21,22 @@ def own_temporary_folder() -> Path:
     except FileExistsError:
         _check_is_own(path)
     return path
+
+
+def keep_private() -> None:
+    """Have this process, and those that it starts, make files that only this user can read."""
+    os.umask(0o077)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, or take one from everybody else."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether only the owner can read a folder."""
+    return folder.is_dir() and not folder.stat().st_mode & 0o077
 
 
 def _check_is_own(path: Path) -> None:

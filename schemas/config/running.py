@@ -1,7 +1,7 @@
 """The sections of a run that goes on for days: retries, leases, output, cluster and events."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -34,6 +34,9 @@ class WorkConfig(Section):
     """Lost workers of one shard before its rows fail."""
 
 
+OutputMode = Literal["shared", "private"]
+
+
 class OutputConfig(Section):
     """The folder that a run writes."""
 
@@ -43,6 +46,15 @@ class OutputConfig(Section):
     """Longest time from a row's end to its part in `data/`; a journal of 64 MiB becomes a part
     sooner. Null: a minute for a worker's first part, then twice as long each time, up to an hour. A
     row is durable in `staging/` within a second, in an object store within ten."""
+    mode: OutputMode = "shared"
+    """private: only this user can read the folder and what is in it (0700, files 0600), and exports
+    of it. shared: as the umask says. In an object store the bucket's policy decides."""
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.mode == "private" and "://" in self.folder:
+            raise ValueError("mode: found private; an object store's own policy decides, drop it")
+        return self
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:

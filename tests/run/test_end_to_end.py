@@ -112,9 +112,13 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
         engine=embedded(model_file, max_running_requests=2),
         # Else the first that is up may have done them all.
         cluster={"min_engines": 2},
+        output={"mode": "private"},
     )
     result = run.finish()
     assert result.code == 3, result.err
+    # Private prompts stay so: nothing in the folder is anybody else's to read.
+    written = [run.folder, *run.folder.rglob("*")]
+    assert {path.stat().st_mode & 0o077 for path in written} == {0}
     assert "rows       402 of 402 done, 2 of them error rows; 0 failed" in result.out
     table = {row["row_id"]: row for row in run.published().to_pylist()}
     assert len(table) == 402

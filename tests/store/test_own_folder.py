@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.store.own_folder import own_temporary_folder
+from pipeline.store.own_folder import (
+    is_private,
+    keep_private,
+    make_private,
+    own_temporary_folder,
+)
 
 
 @pytest.fixture
@@ -64,3 +69,24 @@ def test_folder_of_another_user_is_refused(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.getuid", lambda: other)
     with pytest.raises(ConfigError, match=f"found a folder of user {own}; expected a folder of"):
         own_temporary_folder()
+
+
+def test_private_folder_and_what_is_made_afterwards_are_this_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        folder = tmp_path / "above" / "run"
+        folder.mkdir(parents=True)
+        assert not is_private(folder)
+        keep_private()
+        make_private(folder)
+        assert is_private(folder)
+        (folder / "staging").mkdir()
+        (folder / "staging" / "rows").write_text("rows")
+        modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))]
+        assert modes == [0o700, 0o700, 0o600]
+    finally:
+        os.umask(before)
+
+
+def test_folder_that_does_not_exist_is_not_private(tmp_path: Path) -> None:
+    assert not is_private(tmp_path / "none")
