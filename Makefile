@@ -134,6 +134,9 @@ eta-live: $(STAMP) ## how right jobs.status is during real runs against stand-in
 trial-score: $(STAMP) ## score the rule that tries launch plans, on 500 simulated clusters (seconds)
 	$(BIN)/python -m tests.scores.score_trial $(ARGS)
 
+answers: $(STAMP) ## write the kept answers of the planner anew, after a deliberate change
+	$(BIN)/python -m tests.scores.kept_answers
+
 estimate-score: $(STAMP) ## score the estimate of tokens/s on published readings
 	$(BIN)/python -m tests.scores.score_estimate
 
