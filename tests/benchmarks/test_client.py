@@ -23,6 +23,15 @@ def test_table_has_a_line_for_each_client(
     assert cpu_ms(openai) > cpu_ms(ideal) > 0
 
 
+def test_interpreter_that_is_not_there_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main(["--datatrove", str(tmp_path / "python")])
+    assert ended.value.code == 2
+    assert "--datatrove: no program at" in capsys.readouterr().err
+
+
 def cpu_ms(line: str) -> float:
     return float(line.split()[6])
 

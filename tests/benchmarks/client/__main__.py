@@ -75,6 +75,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--datatrove", default=None, help="interpreter that has datatrove")
     parser.add_argument("--set", nargs="*", default=[], help="keys of our run file")
     given = parser.parse_args(argv)
+    if given.datatrove is not None and shutil.which(given.datatrove) is None:
+        parser.error(
+            f"--datatrove: no program at {given.datatrove}; `make bench-client` installs it"
+        )
     commands = _commands(given.datatrove, given.set)
     clients = [name for name in given.clients if name in commands]
     for name, load in WORKLOADS.items():

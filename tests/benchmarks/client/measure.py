@@ -47,10 +47,13 @@ class Measured:
     def __init__(self, command: list[str], output: Path, log: Path) -> None:
         self._output = output
         self.started_s = time.time()
+        # As on a user's machine: without it, each of our processes compiles this project anew.
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(output), *command],
                 cwd=ROOT,
+                env=environment,
                 stdout=file,
                 stderr=file,
             )
