@@ -427,6 +427,13 @@ def test_image_has_the_interpreter_and_the_release_of_the_run_files() -> None:
         assert config.planner.sglang_version == release[1]
 
 
+def test_image_runs_as_no_root() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    users = [line for line in lines if line.startswith("USER ")]
+    assert users == ["USER ${RUN_AS}"] == lines[-1:]
+    assert "ARG RUN_AS=1000:1000" in lines
+
+
 def scripts(folder: Path) -> dict[str, str]:
     task = yaml.safe_load((folder / "skypilot.yaml").read_text())
     files = {name: (folder / name).read_text() for name in ("node.sh", "slurm.sbatch", "ray.sh")}
