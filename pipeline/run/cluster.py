@@ -6,7 +6,7 @@ coordinator stays on the driver's node and ends with it.
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal
@@ -297,9 +297,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def open_cluster(plan: SessionPlan, row_states: bytes) -> Iterator[Cluster]:
+def open_cluster(
+    plan: SessionPlan, row_states: bytes, log: Callable[[str], None]
+) -> Iterator[Cluster]:
     """Connect to Ray, or start one here, and start the coordinator. All ends with the block."""
-    dashboard = connect(plan.config)
+    dashboard = connect(plan.config, log)
     try:
         # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}

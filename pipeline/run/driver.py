@@ -105,7 +105,7 @@ def _generate(
     log: Log,
 ) -> SessionEnd:
     began_s, config = time.monotonic(), prepared.plan.config
-    opened = open_cluster(prepared.plan, bytes(prepared.row_states))
+    opened = open_cluster(prepared.plan, bytes(prepared.row_states), log)
     with observer.watching(config), opened as cluster:
         eta = LiveEta(
             folder=folder,

@@ -4,9 +4,10 @@ A plain `ray.init` also starts a dashboard server, an autoscaler monitor, a log 
 for metrics and one for runtime environments. They cost 5 CPU-seconds a start, and a run has no use
 for them (measured: Ray 2.60, 2 cores, 2026-12). Ray has no setting that leaves them out, so this
 module changes Ray's own start while it runs. A release of Ray that starts them otherwise starts
-them as usual: nothing depends on their absence.
+them as usual, and `start_ray` returns what it lacks: nothing but the address depends on it.
 
-Invariant: only processes of this machine that know the run's own token can reach this Ray.
+Invariant: only processes that know the run's own token can use this Ray; with Ray 2.60, only those
+of this machine can reach it.
 """
 
 import logging
@@ -39,15 +40,15 @@ _UNUSED_AGENTS = {
 _IDLE_AGENT = Path(__file__).with_name("idle_agent.py")
 
 
-def start_ray(*, num_cpus: int | None) -> None:
-    """Start a Ray and connect to it; `ray.shutdown` ends it.
+def start_ray(*, num_cpus: int | None) -> tuple[str, ...]:
+    """Start a Ray and connect to it; `ray.shutdown` ends it. Return what this Ray's start lacks.
 
     It has `num_cpus`, which its workers reserve, or those of the machine when that is None.
     """
     if os.environ.get("RAY_AUTH_MODE") != "disabled":
         # Ray's own default is a file in the home, which other runs and nodes share.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    with _as_bare_as_possible():
+    with as_bare_as_possible() as missing:
         ray.init(
             address="local",
             num_cpus=num_cpus or os.cpu_count() or 1,
@@ -58,29 +59,30 @@ def start_ray(*, num_cpus: int | None) -> None:
             # Else Ray starts a process for each CPU: a minute of CPU time on a large node.
             _system_config={} if num_cpus else {"prestart_worker_first_driver": False},
         )
+    return missing
 
 
 @contextmanager
-def _as_bare_as_possible() -> Iterator[None]:
+def as_bare_as_possible() -> Iterator[tuple[str, ...]]:
+    """Change Ray's start within the block; yield the names that this release of Ray lacks."""
     node, services = ray._private.node.Node, ray._private.services  # noqa: SLF001
     constants = ray._private.ray_constants  # noqa: SLF001
+    start_process = getattr(services, "start_ray_process", _start_nothing)
     changes: list[tuple[Any, str, object]] = [
         *((node, name, _start_nothing) for name in _UNUSED_SERVICES),
-        (services, "start_ray_process", _with_idle_agents(services.start_ray_process)),
+        (services, "start_ray_process", _with_idle_agents(start_process)),
         # Then Ray binds every port to 127.0.0.1, as it does where it supports no clusters.
         (constants, "ENABLE_RAY_CLUSTER", False),
     ]
     with ExitStack() as stack:
         for owner, name, value in changes:
-            stack.enter_context(_replaced(owner, name, value))
-        yield
+            if hasattr(owner, name):
+                stack.enter_context(_replaced(owner, name, value))
+        yield tuple(name for owner, name, _ in changes if not hasattr(owner, name))
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:  # noqa: ANN401 - modules and classes of Ray
-    if not hasattr(owner, name):
-        yield
-        return
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

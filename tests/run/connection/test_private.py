@@ -4,7 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.run.connection.private import with_idle_agents
+import pytest
+import ray
+import ray._private.ray_constants
+import ray._private.services
+
+from pipeline.run.connection import connect as connect_module
+from pipeline.run.connection.private import as_bare_as_possible, with_idle_agents
+from tests.fakes.live_run import run_file
 from tests.fakes.running import wait_until
 
 IDLE_AGENT = Path("pipeline/run/connection/idle_agent.py").resolve()
@@ -51,3 +58,26 @@ sys.stdin.read()"""
     assert agent.exists()
     parent.communicate()
     wait_until(lambda: not agent.exists())
+
+
+def test_names_that_a_release_of_ray_lacks_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    services, constants = ray._private.services, ray._private.ray_constants
+    with as_bare_as_possible() as missing:
+        assert missing == ()
+        assert constants.ENABLE_RAY_CLUSTER is False
+    monkeypatch.delattr(services, "start_ray_process")
+    monkeypatch.delattr(constants, "ENABLE_RAY_CLUSTER")
+    with as_bare_as_possible() as missing:
+        assert missing == ("start_ray_process", "ENABLE_RAY_CLUSTER")
+    assert not hasattr(constants, "ENABLE_RAY_CLUSTER")
+
+
+def test_a_private_ray_that_is_not_as_bare_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(connect_module, "start_ray", lambda num_cpus: ("ENABLE_RAY_CLUSTER",))
+    lines: list[str] = []
+    assert connect_module.connect(run_file(tmp_path), lines.append) is None
+    (line,) = lines
+    assert line.startswith(f"event=warning Ray {ray.__version__} lacks ENABLE_RAY_CLUSTER, ")
