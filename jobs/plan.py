@@ -7,7 +7,7 @@ fastest flags.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +46,11 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Explain a launch, or search for one; return 2 for an error that the user can fix."""
+    """Explain a launch, or search for one.
+
+    Return 0 if it fits or may fit, 1 if it does not or SGLang refuses it, and 2 for a question that
+    cannot be answered.
+    """
     own, line = split_launch_line(sys.argv[1:] if argv is None else argv)
     parser = argument_parser()
     options = parser.parse_args(own)
@@ -65,11 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for flag, is_given in (("--shared", options.shared), ("--force", options.force)):
             if is_given and options.write is None:
                 raise PlanError(f"{flag}: only with --write")
-        tell(_searched(options) if line is None else _explained(options, line))
+        if line is None:
+            tell(_searched(options))
+            return 0
+        plan, answer = _explained(options, line)
+        tell(answer)
     except PipelineError as error:
         tell_error(f"plan: {error}")
         return 2
-    return 0
+    return int(getattr(plan, "verdict", "refused") not in ("fits", "marginal"))
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -162,7 +170,10 @@ def argument_parser() -> argparse.ArgumentParser:
 # --- form 1 -----------------------------------------------------------------------------------
 
 
-def _explained(options: argparse.Namespace, line: list[str]) -> str:
+def _explained(
+    options: argparse.Namespace, line: list[str]
+) -> "tuple[LaunchPlan | RefusedPlan, str]":
+    """Return the plan of a launch line, and what is printed of it."""
     from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
     from pipeline.planner.sglang.flags import parse_launch_line
     from pipeline.recipes.deploy.launch import launch_of_line, values_of_line
@@ -190,10 +201,11 @@ def _explained(options: argparse.Namespace, line: list[str]) -> str:
         search, own = _rated(model, gpu, flags, lengths, options.sglang_version)
         write_text(options.html, launch_page(plan, dict(flags.env), search, own))
     if options.write is None:
-        return shown
+        return plan, shown
     launch = launch_of_line(plan, flags, gpu, counted_card(options.gpu or "")[1])
     config_path = str(options.model_config) if options.model_config else None
-    return _with_files(shown, options, values_of_line(flags, plan.model, config_path), launch)
+    values = values_of_line(flags, plan.model, config_path)
+    return plan, _with_files(shown, options, values, launch)
 
 
 def _rated(
@@ -284,7 +296,11 @@ def _shown(
 # --- calibration ------------------------------------------------------------------------------
 
 
-def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str:  # noqa: ANN401  # a plan or a refusal
+def _calibrated(
+    options: argparse.Namespace,
+    before: "LaunchPlan | RefusedPlan",
+    planned: "Callable[[Calibration], LaunchPlan | RefusedPlan]",
+) -> "tuple[LaunchPlan | RefusedPlan, str]":
     from pipeline.planner.sglang.calibration import (
         calibration_json,
         calibration_of,
@@ -297,7 +313,7 @@ def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str: 
 
     found = readings(read_text(options.calibrate_from))
     if not isinstance(before, LaunchPlan):
-        return _shown(before, options, {})
+        return before, _shown(before, options, {})
     calibration = calibration_of(
         found,
         model=before.model,
@@ -324,13 +340,13 @@ def _calibrated(options: argparse.Namespace, before: Any, planned: Any) -> str: 
     }
     text = _shown(after, options, extra)
     if options.json:
-        return text
+        return after, text
     rows = [
         f"  {item.name:<24}{item.forecast:>14,.2f}{item.logged:>14,.2f}{item.percent():>+9.1f} %"
         for item in off
     ]
     head = f"  {'':<24}{'forecast':>14}{'logged':>14}{'off by':>11}"
-    return "\n".join(["forecast against the log", head, *rows, "", text])
+    return after, "\n".join(["forecast against the log", head, *rows, "", text])
 
 
 def _kept_calibration(

@@ -71,6 +71,7 @@ EVENTS: dict[str, EventKind] = {
         "coordinator", INFO, "{rows:,} begun rows go on after their {tokens:,} tokens"
     ),
     "partials_dropped": EventKind("coordinator", WARNING, "Rows begin anew: {why}"),
+    "engine_doubt": EventKind("engine", WARNING, "{worker}: its answers have {fault}"),
     "engine_fault_accepted": EventKind("engine", WARNING, "{worker}: accepted: {fault}"),
     "mostly_timeouts": EventKind(
         "engine",

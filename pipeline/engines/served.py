@@ -493,6 +493,7 @@ def contract_with(
         return None
     return Contract(
         wants_token_ids=config.engine.return_token_ids,
+        requires_prompt_ids=config.engine.kind != "endpoint",
         read_model=lambda: known_model(config),
         tags=facts.tags or THINK,
         has_further_fields=bool(config.request),

@@ -204,13 +204,25 @@ def test_text_that_stops_a_turn_is_no_end_token(site: Site) -> None:
     assert isinstance(judged(site.contract(), plain, stopped), Turn)
 
 
-def test_answers_that_end_with_many_ids_lack_the_end_token_of_an_unknown_model(site: Site) -> None:
+def test_answers_that_end_with_many_ids_are_doubted_for_an_unknown_model(site: Site) -> None:
     contract = site.contract(model=KnownModel())
-    *first, fifth = [
-        site.choice(response_token_ids=[7, last], matched_stop=None) for last in (1, 2, 3, 4, 4, 5)
+    answers = [
+        site.choice(response_token_ids=[7, last], matched_stop=None)
+        for last in (1, 2, 3, 4, 4, 5, 6)
     ]
-    assert all(isinstance(outcome, Turn) for outcome in many(contract, *first))
-    assert "6 of them end with 5 different ids" in breach(contract, fifth)
+    assert all(isinstance(outcome, Turn) for outcome in many(contract, *answers))
+    (line,) = site.log
+    assert line.startswith("event=engine_doubt fault=")
+    assert "6 of them end with 5 different ids" in line
+
+
+def test_prompts_without_ids_are_doubted_where_the_server_is_the_users(site: Site) -> None:
+    without = site.choice(prompt_token_ids=None)
+    assert "token ids of the completion alone" in breach(site.contract(), without)
+    lenient = site.contract()
+    lenient.requires_prompt_ids = False
+    assert all(isinstance(outcome, Turn) for outcome in many(lenient, without, without))
+    assert [line.split()[0] for line in site.log] == ["event=engine_doubt"]
 
 
 def test_thinking_in_the_content_is_a_fault_only_with_a_parser(site: Site) -> None:

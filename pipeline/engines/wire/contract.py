@@ -54,6 +54,8 @@ class Contract:
     """Checks of one server's first answers. Threads may call it."""
 
     wants_token_ids: bool
+    requires_prompt_ids: bool = True
+    """Answers whose prompts have no token ids are of no use; else they are in doubt."""
     read_model: Callable[[], KnownModel]
     tags: ThinkingTags = THINK
     has_further_fields: bool = False
@@ -69,6 +71,7 @@ class Contract:
     """Breaches that are accepted, and reported once."""
     _broken: Interruption | None = None
     """Outcome of every answer after one that breaks the contract."""
+    _has_doubt: bool = False
     _num_turns: int = 0
     _last_ids: set[int] = field(default_factory=set)
     _num_last_ids: int = 0
@@ -139,10 +142,16 @@ class Contract:
     def _missing_ids(self, answer: "_Answer") -> str | None:
         turn = answer.turn
         has_prompt = turn.prompt_token_ids is not None
-        has_all = has_prompt and turn.completion_token_ids is not None
-        if not self.wants_token_ids or not self._is_due("missing_token_ids") or has_all:
+        has_completion = turn.completion_token_ids is not None
+        is_due = self.wants_token_ids and self._is_due("missing_token_ids")
+        if not is_due or (has_prompt and has_completion):
             return None
-        found = "token ids of the prompt alone" if has_prompt else "no token ids"
+        if has_completion and not self.requires_prompt_ids:
+            self._doubt("no token ids of the prompt: the export format tokens leaves such rows out")
+            return None
+        found = "no token ids"
+        if has_prompt or has_completion:
+            found = f"token ids of the {'prompt' if has_prompt else 'completion'} alone"
         return (
             f"its answers have {found}, but engine.return_token_ids requests all of them; "
             f"SGLang returns them from release 0.5.17, vLLM from 0.10.2, and this server is "
@@ -232,9 +241,18 @@ class Contract:
         self._num_last_ids += 1
         if len(self._last_ids) <= _MOST_END_TOKENS:
             return None
-        return _no_end_text(
-            f"{self._num_last_ids} of them end with {len(self._last_ids)} different ids"
+        # Without the model's files or the server's word it is likely, and not certain.
+        self._doubt(
+            f"token ids that seem to lack the end token: {self._num_last_ids} of "
+            f"them end with {len(self._last_ids)} different ids"
         )
+        return None
+
+    def _doubt(self, fault: str) -> None:
+        """Report once what does not stop a run."""
+        if not self._has_doubt:
+            self._has_doubt = True
+            self.log(f"event=engine_doubt fault={fault!r}")
 
     def _is_plain(self, answer: "_Answer") -> bool:
         """Tell if the model alone ended the turn, so that its text is all that its ids are."""

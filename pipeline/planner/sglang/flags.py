@@ -81,6 +81,11 @@ _INT = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
 # argparse takes these for values although they begin with a dash.
 _NEGATIVE_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+# $TP, ${TP}, ${TP:-4}
+_VARIABLE = re.compile(
+    r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})"
+)
 _COMMAND_WORDS = frozenset({"env", "export", "python", "python3", "-m", "sglang", "serve", "exec"})
 _Arity = Literal["none", "one", "many", "unknown"]
 
@@ -178,7 +183,8 @@ def spelled_for(words: Sequence[str], release: tuple[int, int, int]) -> tuple[st
 
 def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
     """Parse a pasted line. Raises PlanError for a known flag with a value it cannot have."""
-    env, words = _environment(_words(tokens))
+    env, words = _environment(_from_the_program(_words(tokens)))
+    words = [_with_values(word, dict(env)) for word in words]
     values: list[tuple[str, tuple[str, ...]]] = []
     set_aside: list[str] = []
     stray: list[str] = []
@@ -231,6 +237,38 @@ def _is_line(token: str) -> bool:
     return "--" in token and not re.match(r"\s*(--[\w-]+=)?[{\[]", token)
 
 
+def _from_the_program(words: list[str]) -> list[str]:
+    """Drop what a script or `docker run` has before SGLang's program, but for the environment."""
+    program_at = next((at for at, word in enumerate(words) if _is_program(words, at, word)), 0)
+    assignments: list[str] = []
+    before = words[:program_at]
+    for at, word in enumerate(before):
+        _, given, inline = word.partition("--env=")
+        is_after_option = at > 0 and before[at - 1] in ("-e", "--env")
+        found = inline if given else word
+        if _ASSIGNMENT.fullmatch(found) and (given or is_after_option or not word.startswith("-")):
+            assignments.append(found)
+    # The interpreter belongs to the program.
+    program_at -= 2 if before[-1:] == ["-m"] else 0
+    return [*assignments, *words[program_at:]] if program_at > 0 else words
+
+
+def _is_program(words: list[str], at: int, word: str) -> bool:
+    if word == "sglang.launch_server" or word.endswith("launch_server.py"):
+        return True
+    return Path(word).name == "sglang" and words[at + 1 : at + 2] == ["serve"]
+
+
+def _with_values(word: str, values: Mapping[str, str]) -> str:
+    """Put in the values of variables that the line itself sets; others stay as they are."""
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match["plain"] or match["braced"], match["default"]
+        return values.get(name, match[0] if default is None else default)
+
+    return _VARIABLE.sub(value, word)
+
+
 def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[str]]:
     """Split the assignments before the first flag from the other words."""
     env: list[tuple[str, str]] = []
@@ -239,9 +277,9 @@ def _environment(words: list[str]) -> tuple[tuple[tuple[str, str], ...], list[st
         if word.startswith("-") and word != "-m":
             rest += words[position:]
             break
-        assignment = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", word, re.DOTALL)
+        assignment = _ASSIGNMENT.fullmatch(word)
         if assignment:
-            env.append((assignment[1], assignment[2]))
+            env.append((assignment[1], _with_values(assignment[2], dict(env))))
         else:
             rest.append(word)
     return tuple(env), rest

@@ -79,7 +79,7 @@ def test_saved_calibration_is_the_same_when_read() -> None:
     ("text", "message"),
     [
         ("{", "^f is not JSON"),
-        ("[]", "^f is not a saved calibration$"),
+        ("[]", "^f is not a JSON object$"),
         ('{"model": "m", "gpu": "g"}', "^f: not a saved calibration: release$"),
         ('{"model": "m", "gpu": "g", "release": "r", "x": 1}', "^f: not a saved calibration: x$"),
         ('{"model": "m", "gpu": "g", "release": "r", "graph_bytes": 1.5}', "graph_bytes = 1.5; it"),

@@ -215,3 +215,45 @@ def test_renaming_is_known_by_either_name() -> None:
         "--cuda-graph-bs-decode is known since SGLang 0.5.14; before it is called --cuda-graph-bs"
     )
     assert renaming_of("mem-fraction-static") is None
+
+
+# -- text as people have it
+
+SCRIPT = """\
+#!/bin/bash
+set -euo pipefail
+MODEL=Qwen/Qwen3-8B
+TP=4
+export MEM=0.${PERCENT:-85}
+exec python3 -m sglang.launch_server --model-path "$MODEL" --tp ${TP} \\
+  --mem-fraction-static $MEM --context-length $UNKNOWN_HERE_ONLY_ON_THE_HOST
+"""
+DOCKER = (
+    "sudo docker run --gpus all --shm-size 32g -e HF_TOKEN=secret --env SGLANG_ENABLE_SPEC_V2=1 "
+    "--env=NCCL_DEBUG=INFO -v /models:/models lmsysorg/sglang:v0.5.23 python3 -m "
+    "sglang.launch_server --model-path Qwen/Qwen3-8B --tp-size 2"
+)
+
+
+def test_variables_that_a_script_sets_are_put_in() -> None:
+    script = SCRIPT.replace(" --context-length $UNKNOWN_HERE_ONLY_ON_THE_HOST", "")
+    flags = parse_launch_line([script])
+    assert flags.model_path == "Qwen/Qwen3-8B"
+    assert flags.number("tp-size") == 4
+    assert dict(flags.values)["mem-fraction-static"] == ("0.85",)
+    assert flags.set_aside == ()
+
+
+def test_variable_that_nobody_sets_is_shown_as_it_is() -> None:
+    with pytest.raises(PlanError, match=r"--context-length: .*\$UNKNOWN_HERE_ONLY_ON_THE_HOST"):
+        parse_launch_line([SCRIPT])
+
+
+def test_environment_of_docker_is_read_and_its_own_options_are_not_sglangs() -> None:
+    for line in ([DOCKER], DOCKER.split()):
+        flags = parse_launch_line(line)
+        assert (flags.model_path, flags.number("tp-size")) == ("Qwen/Qwen3-8B", 2)
+        assert dict(flags.env) == {
+            "HF_TOKEN": "secret", "SGLANG_ENABLE_SPEC_V2": "1", "NCCL_DEBUG": "INFO",
+        }  # fmt: skip
+        assert flags.set_aside == ()
