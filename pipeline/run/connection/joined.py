@@ -14,6 +14,10 @@ from schemas.config.running import host_and_port
 
 _PATIENCE_S = 60.0
 _RETRY_S = 1.0
+_LEAST_WAIT_S = 0.1
+# RFC 9113, 3.4 and 4.1: the preface with empty settings; length, type, flags and stream of a frame.
+_SETTINGS, _FRAME_HEADER_BYTES = 4, 9
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 
 
 def join_ray(address: str) -> str | None:
@@ -34,24 +38,41 @@ def join_ray(address: str) -> str | None:
 
 
 def await_address(address: str, *, patience_s: float) -> None:
-    """Wait until something listens there: Ray itself would wait for many minutes.
+    """Wait until a server of Ray answers there: Ray itself would wait for many minutes.
 
-    Raises ConfigError for what is no address and when nothing listens for `patience_s`.
+    Raises ConfigError for what is no address, and when none answers for `patience_s`.
     """
     host, port = _host_and_port(address)
     gives_up_s = time.monotonic() + patience_s
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=patience_s).close()
-        except OSError as error:
-            if time.monotonic() + _RETRY_S >= gives_up_s:
-                raise ConfigError(
-                    f"cluster.address: no Ray cluster answered at {address} within "
-                    f"{patience_s:g} s: {error.strerror or error}"
-                ) from None
-        else:
-            return
+    while (
+        fault := _fault(host, port, max(gives_up_s - time.monotonic(), _LEAST_WAIT_S))
+    ) is not None:
+        if time.monotonic() + _RETRY_S >= gives_up_s:
+            raise ConfigError(
+                f"cluster.address: no Ray cluster answered at {address} within "
+                f"{patience_s:g} s: {fault}"
+            )
         time.sleep(_RETRY_S)
+
+
+def _fault(host: str, port: int, patience_s: float) -> str | None:
+    """Explain why no server of Ray answers; None where one does.
+
+    Its servers speak HTTP/2, which both sides begin with their settings.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=patience_s) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return None
+            connection.sendall(_HTTP2_GREETING)
+            connection.settimeout(patience_s)
+            answer = connection.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+    except TimeoutError:
+        return "it does not answer"
+    except OSError as error:
+        return error.strerror or str(error)
+    is_settings = len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
+    return None if is_settings else "something else than Ray listens there"
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

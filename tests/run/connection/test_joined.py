@@ -1,8 +1,13 @@
 """Joining a cluster: addresses that are none, that nobody answers at, and a token left open."""
 
 import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
+import grpc
 import pytest
 
 from pipeline.errors import ConfigError
@@ -26,9 +31,54 @@ def test_address_where_nothing_listens_is_abandoned() -> None:
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "localhost:{}"])
-def test_address_where_something_listens_is_tried(form: str) -> None:
+def test_address_where_a_server_as_rays_listens_is_tried(form: str) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        await_address(form.format(port), patience_s=5)
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (None, "it does not answer"),
+        (b"", "something else than Ray listens there"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else than Ray listens there"),
+    ],
+)
+def test_address_where_something_else_listens_is_abandoned(said: bytes | None, fault: str) -> None:
+    with listening(said) as port, pytest.raises(ConfigError, match=f"within 1.5 s: {fault}"):
+        await_address(f"127.0.0.1:{port}", patience_s=1.5)
+
+
+@contextmanager
+def listening(said: bytes | None) -> Iterator[int]:
+    """Accept connections and say this to each; None says nothing, and keeps it open."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        await_address(form.format(server.getsockname()[1]), patience_s=5)
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection = server.accept()[0]
+                    held.append(connection)
+                    if said is not None:
+                        connection.recv(100)
+                        connection.sendall(said)
+                        connection.shutdown(socket.SHUT_WR)
+
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in held:
+                connection.close()
 
 
 @pytest.fixture
