@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,9 @@ BEAT_INTERVAL_S = 4.0
 # Seven missed beats; with the pause after writing, a take-over needs well under a minute.
 STALE_AFTER_S = 30.0
 _WATCH_INTERVAL_S = 1.0
+# Several times what a small file needs on a busy network file system.
+TAKE_OVER_PAUSE_S = 2.0
+_TAKE_OVER_ATTEMPTS = 3
 # In a store, two drivers that create the lock at once may each give way to the other.
 _CREATE_ATTEMPTS = 3
 
@@ -54,24 +58,61 @@ def this_process() -> Holder:
 
 def acquire(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> None:
     """Take the lock, waiting until a dead holder is stale. Raises ResumeError for a live one."""
+    for _ in range(_TAKE_OVER_ATTEMPTS):
+        if _acquired(folder, holder, sleep):
+            return
+    raise ResumeError(
+        f"the lock in {folder.where} needs more than {TAKE_OVER_PAUSE_S:g} s to be written, in "
+        "which another driver may take it; try again when the file system answers faster"
+    )
+
+
+def _acquired(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> bool:
+    """Take the lock; False when this driver stalled, so that another may have taken it."""
     for _ in range(_CREATE_ATTEMPTS):
         if folder.create(LOCK_FILE, _encoded(holder)):
-            return
+            return True
         if folder.exists(LOCK_FILE):
             break
         # Each driver pauses for a time drawn from its token, so that they do not collide again.
         sleep(folder.settle_s * int(holder.token[:4], 16) / 0xFFFF)
     current = _holder(folder)
     if current is not None:
-        _wait_until_dead(folder, current, sleep)
-    folder.write_whole(LOCK_FILE, _encoded(holder))
-    # Two drivers that take over at once both write; after this pause the later token has won.
-    sleep(folder.settle_s)
-    winner = _holder(folder)
-    if winner is None or winner.token != holder.token:
-        raise ResumeError(f"another driver took over {folder.where} at the same moment")
+        current = _wait_until_dead(folder, current, sleep)
+    if not _has_taken_over(folder, holder, current, sleep):
+        return False
     # Claims of dead drivers; a live driver's claim wins nothing either while the lock exists.
     folder.remove_folder(f"{LOCK_FILE}.{CLAIMS}")
+    return True
+
+
+def _has_taken_over(
+    folder: Folder, holder: Holder, dead: Holder | None, sleep: Callable[[float], None]
+) -> bool:
+    """Replace a dead holder. Raises ResumeError when another driver does so at the same time.
+
+    No two drivers succeed. Each looks for the dead holder, writes, pauses and looks for itself. Of
+    two that wrote, the earlier one finds the later one's token, unless the later one stalled
+    between its look and its write for longer than the pause. That one knows by its clock: it
+    removes its lock and returns False, and a driver that it overwrote stops.
+    """
+    pause_s = max(folder.settle_s, TAKE_OVER_PAUSE_S)
+    began_s = time.monotonic()
+    if _holder(folder) != dead:
+        raise _overtaken(folder)
+    folder.write_whole(LOCK_FILE, _encoded(holder))
+    if time.monotonic() - began_s >= pause_s:
+        release(folder, holder)
+        return False
+    sleep(pause_s)
+    winner = _holder(folder)
+    if winner is None or winner.token != holder.token:
+        raise _overtaken(folder)
+    return True
+
+
+def _overtaken(folder: Folder) -> ResumeError:
+    return ResumeError(f"another driver took over {folder.where} at the same moment")
 
 
 def beat(folder: Folder, holder: Holder) -> Holder:
@@ -153,20 +194,24 @@ def is_driven(folder: Folder) -> bool | None:
     return _is_alive(current) if current.machine == _machine() else None
 
 
-def _wait_until_dead(folder: Folder, holder: Holder, sleep: Callable[[float], None]) -> None:
+def _wait_until_dead(
+    folder: Folder, holder: Holder, sleep: Callable[[float], None]
+) -> Holder | None:
+    """Return the dead holder as the lock still has it; None when it released the folder."""
     if holder.machine == _machine():
         if _is_alive(holder):
             raise _refused(folder, holder)
-        return
+        return holder
     waited_s = 0.0
     while waited_s < STALE_AFTER_S:
         sleep(_WATCH_INTERVAL_S)
         waited_s += _WATCH_INTERVAL_S
         current = _holder(folder)
         if current is None:
-            return
+            return None
         if current != holder:
             raise _refused(folder, current)
+    return holder
 
 
 def _refused(folder: Folder, holder: Holder) -> ResumeError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier, Thread
 from time import monotonic, sleep
+from typing import ClassVar
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_killed_driver_is_replaced_at_once(tmp_path: Path, driver: subprocess.Po
     assert lock.is_driven(folder) is False
     lock.acquire(folder, holder, clock.sleep)
     assert holder_of(folder) == holder
-    assert clock.now_s < 1.0
+    assert clock.now_s < STALE_AFTER_S / 10
 
 
 def test_killed_driver_that_nobody_waited_for_is_dead(
@@ -220,6 +221,62 @@ def test_of_many_that_take_the_folder_at_once_one_wins(
     for thread in threads:
         thread.join()
     assert won == [holder_of(folder).token]
+
+
+class StallingFolder(LocalFolder):
+    """Another driver takes the lock, and time passes, while this one is about to write it."""
+
+    stalls: ClassVar[int]
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        if StallingFolder.stalls:
+            StallingFolder.stalls -= 1
+            write_lock(LocalFolder(self.root), elsewhere())
+            sleep(0.06)
+        LocalFolder(self.root).write_whole(name, data)
+
+
+@pytest.fixture
+def stalling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StallingFolder:
+    """Folder of a dead driver, with a pause that a stall outlasts."""
+    monkeypatch.setattr(lock, "TAKE_OVER_PAUSE_S", 0.05)
+    monkeypatch.setattr(LocalFolder, "settle_s", 0.05)
+    dead = dataclasses.replace(lock.this_process(), token="dead", pid_started="1")
+    write_lock(LocalFolder(tmp_path), dead)
+    return StallingFolder(tmp_path)
+
+
+def test_driver_that_stalls_before_its_write_begins_anew(stalling: StallingFolder) -> None:
+    StallingFolder.stalls = 1
+    ours = lock.this_process()
+    lock.acquire(stalling, ours, no_sleep)
+    assert holder_of(stalling) == ours
+    with pytest.raises(DriverLostError):
+        lock.check_held(stalling, elsewhere().token)
+
+
+def test_driver_whose_every_write_stalls_is_no_holder(
+    stalling: StallingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StallingFolder.stalls = 9
+    monkeypatch.setattr(StallingFolder, "create", lambda *_: False)
+    with pytest.raises(ResumeError, match="another driver may take it"):
+        lock.acquire(stalling, lock.this_process(), no_sleep)
+    assert not stalling.exists(LOCK_FILE)
+
+
+def test_driver_that_stalls_before_its_last_look_writes_nothing(tmp_path: Path) -> None:
+    folder, ours = LocalFolder(tmp_path), lock.this_process()
+    write_lock(folder, elsewhere())
+    third = dataclasses.replace(elsewhere(), token="third")
+
+    def stall(now_s: float) -> None:
+        if now_s >= STALE_AFTER_S:
+            write_lock(folder, third)
+
+    with pytest.raises(ResumeError):
+        lock.acquire(folder, ours, Clock(stall).sleep)
+    assert holder_of(folder) == third
 
 
 # -- while it is held
