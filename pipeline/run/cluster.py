@@ -24,6 +24,7 @@ from pipeline.errors import (
 from pipeline.live.log import LiveLog
 from pipeline.run.actors import CoordinatorActor, WorkerActor
 from pipeline.run.connection.connect import cluster_address, connect
+from pipeline.run.connection.head_watch import watch_ray
 from pipeline.run.placement import (
     Hold,
     Node,
@@ -302,6 +303,7 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Connect to Ray, or start one here, and start the coordinator. All ends with the block."""
     dashboard = connect(plan.config, log)
+    is_over = watch_ray()
     try:
         # On the driver's node, whose loss ends the run anyway.
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": on_this_node()}
@@ -323,6 +325,7 @@ def open_cluster(
             ray.kill(coordinator)
     finally:
         ray.shutdown()
+        is_over.set()
 
 
 @contextlib.contextmanager
