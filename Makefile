@@ -36,6 +36,11 @@ test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (2
 test-faults: $(STAMP) ## whole runs against servers that refuse, hang, drip, go away or are busy (10 minutes)
 	$(BIN)/python -m pytest -m faults tests/run/test_faults.py --durations=0
 
+test-chaos: KILLS ?= 1000
+test-chaos: SEED ?= 1
+test-chaos: $(STAMP) ## kill, stop and starve every process of real runs: make test-chaos KILLS=… SEED=… (hours)
+	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED)
+
 check: $(STAMP) $(BROWSER) ## format, lint, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -124,6 +124,7 @@ DOORS: dict[str, set[str]] = {
     "urllib.request": {"pipeline.report.webhook"},
     "http.server": {"pipeline.report.serve"},
     "time": {
+        "pipeline.store.lock",
         "pipeline.store.object_store",
         CONSOLE,
         ENGINES,
