@@ -111,7 +111,9 @@ class Attempts:
         self._num_busy += 1
         if self._busy_since_s is None:
             self._busy_since_s = now_s
-            self._leaves_rows_at_s = now_s + _LEAVES_ROWS_AFTER_S
+        if outcome.kind != "denial":
+            # One that denies everything is probed, and leaves the run.
+            self._leaves_rows_at_s = min(self._leaves_rows_at_s, now_s + _LEAVES_ROWS_AFTER_S)
         busy_s = now_s - self._busy_since_s
         if busy_s <= self.outage_patience_s:
             return None

@@ -70,6 +70,12 @@ def test_busy_engine_leaves_its_rows_to_others_for_longer_each_time_until_it_ans
     assert not counted.is_to_leave_rows(now_s + 1000.0)
 
 
+def test_engine_that_denies_everything_keeps_its_rows_until_it_is_drained() -> None:
+    counted = attempts()
+    counted.note_failure(Interruption(cause="401", kind="denial", is_engines=True), now_s=0.0)
+    assert not counted.is_to_leave_rows(1000.0)
+
+
 def test_answers_are_no_failures_however_many() -> None:
     counted = attempts()
     for _ in range(400):
