@@ -139,6 +139,9 @@ class FrozenPrompts:
     def _is_whole(self, number: int, path: str, size_bytes: int) -> bool:
         if self.files is None:
             return _has_footer(self.folder, path)
+        if number >= len(self.files):
+            # The index itself is not of these files.
+            return False
         frozen_bytes, frozen_crc = self.files[number]
         if size_bytes != frozen_bytes or self.folder.is_remote:
             return size_bytes == frozen_bytes

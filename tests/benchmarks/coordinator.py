@@ -131,7 +131,9 @@ def freeze_quickly(config: RunFile, num_rows: int) -> None:
         table = pa.table([ids, hashes, body], schema=like.schema)
         path = folder.path(f"prompts/{name}/rows-{number:05d}.parquet")
         pq.write_table(table, path, compression="zstd", row_group_size=512)
+    # Without the files' checksums, which are of the sample.
     index = json.loads(folder.read(f"prompts/{name}/index.json")) | {"num_rows": num_rows}
+    del index["files"]
     folder.write_whole(f"prompts/{name}/index.json", json.dumps(index).encode())
 
 

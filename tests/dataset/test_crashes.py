@@ -183,8 +183,8 @@ Step = Callable[[LocalFolder, Build], None]
 STEPS: dict[str, tuple[Step, Step, int]] = {
     "publish": (before_publishing, publishing, 10),
     "journal": (before_publishing, journaling, 7),
-    "recover": (before_recovering, recovering, 21),
-    "take back errors": (before_taking_back, taking_back, 10),
+    "recover": (before_recovering, recovering, 24),
+    "take back errors": (before_taking_back, taking_back, 13),
 }
 """The folder before, the step that crashes, and the number of its changes of the disk."""
 

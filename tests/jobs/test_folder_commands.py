@@ -81,7 +81,9 @@ def test_folder_where_a_file_should_be_is_named(
     (run / MANIFEST_FILE).unlink()
     (run / MANIFEST_FILE).mkdir()
     said = one_line(command, run, capsys)
-    assert said == f"{run / MANIFEST_FILE}: cannot be read: Is a directory"
+    assert said == (
+        f"output.folder: {run / MANIFEST_FILE} is a folder, expected a file; move it away"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -103,7 +105,9 @@ def test_spoilt_side_file_that_is_a_folder_is_named(
 ) -> None:
     (run / EVENTS_FILE).unlink()
     (run / EVENTS_FILE).mkdir()
-    assert one_line("report", run, capsys) == f"{run / EVENTS_FILE}: cannot be read: Is a directory"
+    assert one_line("report", run, capsys) == (
+        f"output.folder: {run / EVENTS_FILE} is a folder, expected a file; move it away"
+    )
 
 
 # -- the canary's command

@@ -26,11 +26,11 @@ lengths: {prompt_tokens_mean: 512, output_tokens_mean: 2529, output_tokens_cv: 1
 """
 
 
-def page_of(tmp_path: Path, *words: str) -> str:
+def page_of(tmp_path: Path, *words: str, status: int = 0) -> str:
     path = tmp_path / "plan.html"
     own, _, line = " ".join(words).partition(" -- ")
     cut = ["--", *line.split()] if line else []
-    assert plan.main([*own.split(), "--html", str(path), *cut]) == 0
+    assert plan.main([*own.split(), "--html", str(path), *cut]) == status
     return path.read_text()
 
 
@@ -96,7 +96,8 @@ def test_search_shows_what_each_launch_line_would_run(search: str) -> None:
 
 def test_refused_launch_shows_why_and_what_lifts_it(tmp_path: Path) -> None:
     line = " ".join((*MODEL, *MTP))
-    page = page_of(tmp_path, "--gpu", "rtx-pro-6000", "--sglang-version", "0.5.12", "--", line)
+    words = ("--gpu", "rtx-pro-6000", "--sglang-version", "0.5.12", "--")
+    page = page_of(tmp_path, *words, line, status=1)
     text = parsed(page).text
     assert "does not fit" in text
     assert "Below is the launch with the flag that lifts the refusal" in text
@@ -122,7 +123,7 @@ def test_page_is_well_laid_out(
 ) -> None:
     page = {"launch": launch, "search": search}.get(form)
     if page is None:
-        page = page_of(tmp_path, "--gpu", "rtx-4090", "--", *MODEL)
+        page = page_of(tmp_path, "--gpu", "rtx-4090", "--", *MODEL, status=1)
     with opened(browser, page) as shown:
         for width in (DESK, PHONE):
             for scheme in SCHEMES:

@@ -113,12 +113,15 @@ def test_eta_is_the_one_that_status_tells_once_engines_have_readings(
     write_example_run(folder, num_parts=6)
     began = read_history(folder).sessions[-1]
     left = Band(p10=0.25, p50=0.5, p90=1.5)
-    now = replace(progress(50), session_id=began.session_id, days_left=left)
+    reported_s = began.started_at_s + 100
+    now = replace(
+        progress(50), session_id=began.session_id, days_left=left, updated_at_s=reported_s
+    )
     folder.write_whole(LIVE_FILE, now.to_json().encode())
     # A driver that lives: what it said last counts.
     lock.acquire(folder, lock.this_process(), lambda _: None)
     RunMetrics(run_id="r").update(now, now_s=100.0)
-    status = run_status(folder, now_s=began.started_at_s + 100)
+    status = run_status(folder, now_s=reported_s)
     assert values_of(told, "eta_seconds") == [0.5 * 86_400] == [status.eta_s]
     RunMetrics(run_id="r").update(replace(now, rows_done=90, state="done"), now_s=101.0)
     assert values_of(told, "eta_seconds")[-1] == 0.0
