@@ -4,7 +4,7 @@ Invariant: what is done is a set of (row id, sample index) pairs, never a count 
 row that is taken back leaves the visible parts before it becomes open.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -40,18 +40,22 @@ class DoneRows:
         *,
         samples: int,
         done: int,
+        error_ids: Callable[[], Collection[str]] = frozenset,
     ) -> tuple[int, str | None]:
         """Set `states[prompt_number * samples + sample_index] = done` for every published row.
 
         `ids` are the input's row ids and content hashes in order. Returns the number of rows
         marked, and the first row id whose published content differs from the input's.
+
+        An error row may differ: the row of the input was mended, or a release that reads more of
+        them makes a prompt of it. `error_ids` is called only where content differs.
         """
         if not len(self.row_ids):
             return 0, None
         batches = list(ids)
         row_ids = pa.chunked_array([ids for ids, _ in batches], pa.string())
         hashes = pa.chunked_array([hashes for _, hashes in batches], pa.string())
-        num_marked, first_changed = 0, len(row_ids)
+        num_marked, changed = 0, set[int]()
         for sample in range(samples):
             published_ids, published_hashes = self._of_sample(sample)
             # The whole input at once: each look-up builds a hash table of all published ids.
@@ -60,10 +64,10 @@ class DoneRows:
                 states[number * samples + sample] = done
                 num_marked += 1
             is_same = pc.equal(pc.take(published_hashes, places), hashes)
-            changed = _numbers_where(pc.invert(pc.fill_null(is_same, True)))
-            first_changed = min(first_changed, next(changed, first_changed))
-        changed_id = row_ids[first_changed].as_py() if first_changed < len(row_ids) else None
-        return num_marked, changed_id
+            changed.update(_numbers_where(pc.invert(pc.fill_null(is_same, True))))
+        may_differ = error_ids() if changed else ()
+        ids_changed = (row_ids[number].as_py() for number in sorted(changed))
+        return num_marked, next((id_ for id_ in ids_changed if id_ not in may_differ), None)
 
     def _of_sample(self, sample: int) -> tuple[pa.Array, pa.Array]:
         is_sample = pc.equal(self.sample_indexes, pa.scalar(sample, pa.int32()))
@@ -76,6 +80,17 @@ def _numbers_where(true: pa.ChunkedArray) -> Iterator[int]:
         for number in pc.indices_nonzero(chunk).to_pylist():
             yield start + number
         start += len(chunk)
+
+
+def error_row_ids(folder: Folder, parts: Sequence[Part]) -> frozenset[str]:
+    """Return the ids of published error rows."""
+    found: list[str] = []
+    for part in parts:
+        if part.num_errors:
+            with opened_parquet(folder, f"{DATA}/{part.name}") as file:
+                table = file.read(columns=["row_id", "status"])
+            found += table.filter(pc.equal(table["status"], "error"))["row_id"].to_pylist()
+    return frozenset(found)
 
 
 # -- rows taken back

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.chat_template.run_facts import facts_of_run, find_facts, thinking_warnings
-from pipeline.dataset.done_rows import DoneRows, RowsToRedo, take_back
+from pipeline.dataset.done_rows import DoneRows, RowsToRedo, error_row_ids, take_back
 from pipeline.dataset.frozen import (
     FrozenPrompts,
     freeze,
@@ -280,7 +280,11 @@ class _Preparation:
         samples = self.config.samples_per_prompt
         states = bytearray(frozen.num_rows * samples)
         num_rows, changed_id = DoneRows.of(parts).mark(
-            frozen.ids(), states, samples=samples, done=DONE
+            frozen.ids(),
+            states,
+            samples=samples,
+            done=DONE,
+            error_ids=lambda: error_row_ids(self.folder, parts),
         )
         return _Done(parts=parts, row_states=states, num_rows=num_rows, changed_id=changed_id)
 

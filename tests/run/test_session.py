@@ -289,6 +289,24 @@ def test_same_id_with_other_content_is_refused(
     assert len(read_manifest(folder).sessions) == 1
 
 
+def test_error_row_that_is_read_differently_is_no_other_input(
+    source: Path, folder: LocalFolder, completion: Build
+) -> None:
+    bad = {**TEN_ROWS[4], "prompt": ""}
+    write_rows(source, [*TEN_ROWS[:4], bad, *TEN_ROWS[5:]])
+    first = prepared(source, folder)
+    publish_rows(first, folder, completion, ["r1", "r4"], errors=["r4"])
+    # The row is mended, or another release makes a prompt of it: both give it another content.
+    write_rows(source, TEN_ROWS)
+    second = prepared(source, folder)
+    assert second.session.rows_done == 2
+    assert "r4" not in open_ids(second, folder)
+    assert "r4" in open_ids(prepared(source, folder, retry_errors=True), folder)
+    write_rows(source, [TEN_ROWS[0], {**TEN_ROWS[1], "prompt": "Else?"}, *TEN_ROWS[2:]])
+    with pytest.raises(ResumeError, match="the prompt with id 'r1' in"):
+        prepared(source, folder)
+
+
 def test_other_content_of_a_row_that_is_not_done_goes_on(
     source: Path, folder: LocalFolder, completion: Build
 ) -> None:
