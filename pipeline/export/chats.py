@@ -55,6 +55,11 @@ class ChatForm:
     """Reasoning effort of gpt-oss, which SpecForge reads in channels; null for other models."""
 
     @property
+    def has_lists_of_calls(self) -> bool:
+        """Tell if turns have calls as lists, which have a type only where one is not empty."""
+        return self.format == "speculators" and self.has_tools
+
+    @property
     def _is_for_trainer(self) -> bool:
         return self.format in ("specforge", "speculators")
 

@@ -22,6 +22,7 @@ from pipeline.export.files import data_files
 from pipeline.store.folder import LocalFolder
 from schemas.completion import Completion
 from schemas.export import ExportFormat, ExportOptions
+from schemas.prompt import FunctionCall, ToolCall
 from tests.fakes.published_run import conversation_row, published_run
 from tests.fakes.tool_rows import CALL, TOOLS, with_tools
 
@@ -227,6 +228,27 @@ def test_late_thinking_loads_after_ten_megabytes_without_any(tmp_path: Path) -> 
         dest = exported(folder, tmp_path / format_, "--format", format_)
         loaded = as_both_load(dest / "data" / "train-00000.jsonl", tmp_path / "cache")
         assert loaded[-1]["conversations"][1]["reasoning_content"] == "hm"
+
+
+def test_late_call_loads_after_ten_megabytes_without_any(tmp_path: Path) -> None:
+    long = "x" * 2**18
+    plain = [conversation_row(f"r{n:02d}", (long, None)) for n in range(48)]
+    calls = (ToolCall(id="c1", function=FunctionCall(name="add", arguments='{"a": 1}')),)
+    called = [_with_call(conversation_row(name, ("", None)), calls) for name in ("y", "z")]
+    folder = published_run(tmp_path, [*plain, *called])
+    for format_ in ("specforge", "speculators"):
+        options = ("--format", format_, "--file-type", "jsonl")
+        dest = exported(folder, tmp_path / format_, *options)
+        loaded = as_both_load(dest / "data" / "train-00000.jsonl", tmp_path / "cache")
+        assert sorted(loaded["id"]) == [*(f"r{n:02d}" for n in range(48)), "y", "z"]
+        (last,) = [row["conversations"][-1]["tool_calls"] for row in loaded if row["id"] == "z"]
+        assert (json.loads(last) if format_ == "specforge" else last) == [CALL]
+    # One row has moved, to the front; the others keep their order.
+    assert loaded["id"][:2] == ["y", "r00"]
+
+
+def _with_call(row: Completion, calls: tuple[ToolCall, ...]) -> Completion:
+    return replace(row, tool_calls=calls, finish_reason="tool_calls", tools=json.dumps(TOOLS))
 
 
 # -- file types
