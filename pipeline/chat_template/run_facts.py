@@ -70,8 +70,9 @@ def thinking_warnings(config: RunFile, facts: TemplateFacts) -> Iterator[str]:
         )
     if config.thinking and facts.thinks is False:
         yield (
-            f"thinking: true has no effect, because {model!r} has no thinking in its chat template "
-            f"({facts.source}): set thinking: false"
+            f"thinking: true adds nothing to a prompt: the chat template of {model!r} "
+            f"({facts.source}) knows no thinking; set thinking: false unless the model thinks "
+            f"without being asked"
         )
     for name, value in (switch.kwargs(thinking=config.thinking) if switch else {}).items():
         given = config.chat_template_kwargs.get(name, value)

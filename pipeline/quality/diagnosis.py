@@ -224,7 +224,7 @@ def _why_no_thinking(
             f"false for a model that has none"
         )
     if not template.thinks:
-        return f"{config.model!r} has no thinking in its chat template; set thinking: false"
+        return f"the chat template of {config.model!r} knows no thinking; set thinking: false"
     if template.switch is not None and template.switch.words is not None:
         return (
             f"the system turn got the words {template.switch.words[0]!r} and the model did not "

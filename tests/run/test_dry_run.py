@@ -163,7 +163,7 @@ def test_prompt_that_the_template_refuses_is_a_warning(tmp_path: Path) -> None:
     [
         (DEEPSEEK_R1, False, "thinking: false has no effect"),
         (GPT_OSS, False, "reasoning_effort sets how long it thinks"),
-        (CHATML, True, "thinking: true has no effect"),
+        (CHATML, True, "thinking: true adds nothing"),
         (DEEPSEEK_R1, True, None),
         (QWEN3_5, False, None),
     ],
