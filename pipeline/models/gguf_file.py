@@ -29,6 +29,7 @@ _NUMBERS = {
     11: "q",
     12: "d",
 }
+_TEXT_LENGTH = struct.Struct("<Q")
 
 
 def gguf_metadata(path: Path, wanted: Collection[str]) -> Mapping[str, object]:
@@ -95,4 +96,19 @@ class _Reader:
             if not is_wanted:
                 return []
             return list(struct.unpack_from(f"<{length}{_NUMBERS[kind]}", self.data, start))
+        if kind == _STRING:
+            return self._texts(length, is_wanted=is_wanted)
         return [self._value(kind, is_wanted=is_wanted) for _ in range(length)]
+
+    def _texts(self, length: int, *, is_wanted: bool) -> list[object]:
+        """Read an array of texts. In one loop, because vocabularies have 100,000s of them."""
+        data, at, texts = self.data, self.at, list[object]()
+        for _ in range(length):
+            (num_bytes,) = _TEXT_LENGTH.unpack_from(data, at)
+            at += _TEXT_LENGTH.size + num_bytes
+            if at > len(data):
+                raise ValueError("a text is longer than the file")
+            if is_wanted:
+                texts.append(data[at - num_bytes : at].decode("utf-8", "replace"))
+        self.at = at
+        return texts

@@ -181,6 +181,15 @@ def test_file_that_is_no_gguf_is_refused_by_name(tmp_path: Path, data: bytes) ->
         gguf_token_counter(path)
 
 
+def test_cut_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "m.gguf", {"model": "gpt2"}, tokens=["alpha", "beta"])
+    whole = path.read_bytes()
+    for num_bytes in range(24, whole.rindex(b"a b"), 7):
+        path.write_bytes(whole[:num_bytes])
+        with pytest.raises(ConfigError, match="as GGUF: "):
+            gguf_token_counter(path)
+
+
 def gguf_file(
     path: Path,
     metadata: dict[str, str],
