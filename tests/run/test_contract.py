@@ -8,7 +8,7 @@ from tests.fakes.ray_head import Head
 from tests.fakes.running import new_run, questions
 from tests.fakes.scripted_server import ScriptedServer, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine]
+pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow]
 
 
 def test_run_stops_at_the_first_answer_without_token_ids_until_that_is_accepted(

@@ -60,6 +60,7 @@ def test_submitted_job_runs_on_the_cluster_and_is_resumed_after_a_stop(
     assert {row["worker_id"] for row in run.published().to_pylist()} == {"w0", "w1"}
 
 
+@pytest.mark.slow
 def test_stop_flushes_what_is_finished(jobs: JobSubmissionClient, tmp_path: Path) -> None:
     def slow(request: dict[str, object], number: int) -> Reply:
         return Reply(body=answer(request, number).body, delay_s=0.1)

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.engine]
 NUM_ROWS = 300
 
 
+@pytest.mark.slow
 def test_killed_run_in_a_store_is_resumed_and_exported(
     bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
