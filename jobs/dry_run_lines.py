@@ -1,7 +1,7 @@
 """The dry run's findings as text: counts, what the model will see, and warnings last."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.config.run_file import RunFile
@@ -15,12 +15,15 @@ _BELOW = " " * 11
 # Lines of a prompt that are printed at its head and at its end; --json has the whole.
 _HEAD_LINES, _END_LINES = 16, 8
 _LINE_CHARACTERS = 200
+_MOST_COLUMNS = 12
 
 
 def dry_run_lines(config: RunFile, counts: "DryRun", engines: Iterable[str] = ()) -> Iterator[str]:
     """Yield the lines of a dry run; `engines` are those of its engines."""
     yield f"prompts    {config.prompts.path}: column {counts.column!r}, read as {counts.shape}"
     yield from (f"not read   {line}" for line in counts.left_out)
+    if counts.unread_columns:
+        yield f"not read   {_unread(counts.unread_columns)}"
     if counts.system_column is not None:
         yield f"system     {_system_column(config, counts.system_column)}"
     if counts.row_settings:
@@ -46,6 +49,16 @@ def dry_run_lines(config: RunFile, counts: "DryRun", engines: Iterable[str] = ()
         yield f"bad rows   {count:,} {kind}: they end as error rows, e.g. {example}"
     for warning in counts.warnings:
         yield f"warning    {warning}"
+
+
+def _unread(columns: Sequence[str]) -> str:
+    named = ", ".join(repr(name) for name in columns[:_MOST_COLUMNS])
+    more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""
+    noun = "column" if len(columns) == 1 else "columns"
+    return (
+        f"{noun} {named}{more}: prompts.id_column takes ids from one, and prompts.keep_columns "
+        f"carries columns to the output"
+    )
 
 
 def _tools_lines(config: RunFile, counts: "DryRun") -> Iterator[str]:

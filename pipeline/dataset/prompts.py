@@ -82,6 +82,8 @@ class PromptStream:
     prompts: Iterator[Prompt]
     left_out: tuple[str, ...] = ()
     """Files of the input that are not read, one line per reason."""
+    unread_columns: tuple[str, ...] = ()
+    """Columns of the input that no key of the run file uses."""
 
 
 def input_fingerprint(config: PromptsConfig) -> str | None:
@@ -120,6 +122,7 @@ def read_prompts(config: PromptsConfig) -> PromptStream:
         arrow_schema=source.arrow_schema,
         prompts=_prompts(rows, columns, config, is_typed=source.arrow_schema is not None),
         left_out=source.left_out,
+        unread_columns=tuple(name for name in source.columns if name not in {*wanted}),
     )
 
 

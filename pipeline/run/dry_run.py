@@ -40,6 +40,8 @@ class DryRun:
     """Setting of single rows → column that it is read from."""
     left_out: tuple[str, ...]
     """Files of the input that are not read, one line per reason."""
+    unread_columns: tuple[str, ...]
+    """Columns of the input that no key of the run file uses."""
     rows_total: int
     """Prompts times samples."""
     rows_done: int
@@ -96,6 +98,7 @@ def dry_run(config: RunFile, folder: Folder) -> DryRun:
         system_column=stream.columns.system_column,
         row_settings=stream.columns.row_settings or {},
         left_out=stream.left_out,
+        unread_columns=stream.unread_columns,
         rows_total=sums.num_prompts * samples,
         rows_done=rows_done,
         turns=sums.turns * samples,

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,48 @@ def test_small_parquet_that_unpacks_to_gigabytes_stays_small(tmp_path: Path, col
         kinds.add(question(prompt))
         peak = max(peak, pool.bytes_allocated() - before)
     assert kinds == {"<too_large>"}
+    assert peak < 8 * MAX_ROW_BYTES
+
+
+def test_views_of_texts_are_texts(tmp_path: Path) -> None:
+    texts = ["a", "b" * 40, "c"]
+    pq.write_table(pa.table({"prompt": pa.array(texts, pa.string_view())}), tmp_path / "p.parquet")
+    assert questions(tmp_path / "p.parquet") == texts
+    turn = pa.struct([("role", pa.string_view()), ("content", pa.string_view())])
+    rows = [[{"role": "user", "content": text}] for text in texts]
+    table = pa.table({"messages": pa.array(rows, pa.list_(turn))})
+    with pa.ipc.new_file(tmp_path / "p.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert questions(tmp_path / "p.arrow") == texts
+
+
+@pytest.mark.parametrize("kind", ["/dev/null", "fifo"])
+def test_path_that_is_neither_file_nor_folder_is_refused(tmp_path: Path, kind: str) -> None:
+    path = Path(kind)
+    if kind == "fifo":
+        path = tmp_path / "p.jsonl"
+        os.mkfifo(path)
+    assert refusal(path) == f"prompts.path: {path} is neither a file nor a folder"
+
+
+def test_views_that_share_one_large_text_stay_small(tmp_path: Path) -> None:
+    two = pa.array(["x" * (MAX_ROW_BYTES + 1), "small"], pa.string_view())
+    _, views, *texts = two.buffers()
+    large, small = views.to_pybytes()[:16], views.to_pybytes()[16:32]
+    repeated = pa.py_buffer(300 * large + small)
+    shared = pa.Array.from_buffers(pa.string_view(), 301, [None, repeated, *texts])
+    path = tmp_path / "bomb.arrow"
+    table = pa.table({"prompt": shared})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    del table, shared, two, texts
+    pool = pa.default_memory_pool()
+    before, peak = pool.bytes_allocated(), 0
+    found = []
+    for prompt in opened(path).prompts:
+        found.append(question(prompt))
+        peak = max(peak, pool.bytes_allocated() - before)
+    assert found == ["<too_large>"] * 300 + ["small"]
     assert peak < 8 * MAX_ROW_BYTES
 
 

@@ -177,6 +177,16 @@ def test_thinking_that_the_model_cannot_follow_is_reported_before_the_run(
     assert words is None or words in warnings[0]
 
 
+def test_columns_that_are_not_read_are_named_with_the_keys_that_use_them(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "id": "a", "topic": "t"}]
+    prompts = {"path": str(tmp_path / "p.jsonl")}
+    for more, unread in ({}, "columns 'id', 'topic'"), ({"id_column": "id"}, "column 'topic'"):
+        config = run_file(tmp_path, rows, prompts={**prompts, **more})
+        counts = dry_run(config, LocalFolder(tmp_path / "out"))
+        (line,) = (line for line in dry_run_lines(config, counts) if line.startswith("not read"))
+        assert line.startswith(f"not read   {unread}: prompts.id_column takes ids from one")
+
+
 def test_template_that_is_not_at_hand_is_named_with_its_reason(tmp_path: Path) -> None:
     engine = {"kind": "endpoint", "base_urls": ["http://127.0.0.1:1/v1"]}
     config = run_file(tmp_path, ROWS[:1], model="Qwen/Qwen3-0.6B", engine=engine)

@@ -41,7 +41,7 @@ _ARROW_FILE_MARK = b"ARROW1"
 
 def parquet_file(file: InputFile) -> RowFile:
     with file.opened() as opened:
-        schema = pq.read_schema(opened)
+        schema = _without_views(pq.read_schema(opened))
     check_names_differ(schema.names, file.where)
     rows = partial(_parquet_rows, file, schema)
     return RowFile(where=file.where, columns=tuple(schema.names), arrow_schema=schema, rows=rows)
@@ -49,7 +49,7 @@ def parquet_file(file: InputFile) -> RowFile:
 
 def arrow_file(file: InputFile) -> RowFile:
     with file.opened() as opened:
-        schema = _arrow_reader(opened).schema
+        schema = _without_views(_arrow_reader(opened).schema)
     check_names_differ(schema.names, file.where)
     rows = partial(_arrow_rows, file, schema)
     return RowFile(where=file.where, columns=tuple(schema.names), arrow_schema=schema, rows=rows)
@@ -171,6 +171,28 @@ def _arrow_batches(reader: Any) -> Iterator[Any]:  # noqa: ANN401
     return iter(reader)
 
 
+# -- types
+
+
+def _without_views(schema: Any) -> Any:  # noqa: ANN401
+    """Return the schema with plain texts for views, which few functions of pyarrow take."""
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
+
+
+def _plain(kind: Any) -> Any:  # noqa: ANN401
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
+    return kind
+
+
 # -- batches
 
 
@@ -222,6 +244,8 @@ def _sizes(array: Any) -> Any:  # noqa: ANN401
         return _counted(_sizes(array.dictionary).take(array.indices), len(array))
     if any(is_text(kind) for is_text in _TEXTS):
         return _counted(pc.binary_length(array), len(array))
+    if any(is_view(kind) for is_view in _VIEWS):
+        return _counted(_view_lengths(array), len(array))
     if any(is_list(kind) for is_list in _LISTS):
         return _list_sizes(array)
     if pa.types.is_struct(kind):
@@ -234,6 +258,7 @@ def _sizes(array: Any) -> Any:  # noqa: ANN401
 
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary,
           pa.types.is_large_binary)  # fmt: skip
+_VIEWS = (pa.types.is_string_view, pa.types.is_binary_view)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
 
 
@@ -243,6 +268,17 @@ def _list_sizes(array: Any) -> Any:  # noqa: ANN401
     sums = pa.concat_arrays([pa.array([0], pa.int64()), sums])
     ends, starts = sums.take(array.offsets[1:]), sums.take(array.offsets[:-1])
     return pc.subtract(ends, starts)
+
+
+def _view_lengths(array: Any) -> Any:  # noqa: ANN401
+    """Return the bytes of each text, which pyarrow computes for no view.
+
+    A view has 16 bytes, and the first four are the length. Arrow columnar format, "Variable-size
+    Binary View Layout".
+    """
+    end = 4 * (array.offset + len(array))
+    words = pa.Array.from_buffers(pa.int32(), end, [None, array.buffers()[1]])
+    return words.take(pa.array(range(4 * array.offset, end, 4), pa.int64()))
 
 
 def _counted(sizes: Any, length: int) -> Any:  # noqa: ANN401

@@ -129,6 +129,8 @@ def list_input(config: PromptsConfig) -> Listing:
     """
     if not is_url(config.path) and not _exists(config.path):
         return Listing()
+    if not is_url(config.path) and not (Path(config.path).is_dir() or Path(config.path).is_file()):
+        raise ConfigError(f"prompts.path: {config.path} is neither a file nor a folder")
     store = open_place(config.path)
     top = store.root_entry()
     if top is not None and top.is_file:
