@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BROWSER := $(VENV)/browser/chromium
-# Two processes: one runs the tests that start Ray, the other all others.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three processes, which often wait: one runs the tests that start Ray, two all others.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 .DEFAULT_GOAL := help
 

@@ -62,8 +62,10 @@ def test_run_file_without_mistakes_is_counted(
     assert lines[5].startswith("endpoint   http://")
     assert lines[:5] == [
         f"prompts    {tmp_path / 'p.jsonl'}: column 'prompt', read as prompt",
-        "not read   columns 'id', 'label': prompts.id_column takes ids from one, and "
-        "prompts.keep_columns carries columns to the output",
+        (
+            "not read   columns 'id', 'label': prompts.id_column takes ids from one, and "
+            "prompts.keep_columns carries columns to the output"
+        ),
         "rows       1 to generate, 0 of them done",
         "turns      1 assistant turns",
         # One byte is one token, and the template five.

@@ -161,29 +161,29 @@ def test_two_engines_regenerate_every_turn_of_a_conversation(
 def test_kills_in_mid_run_cost_seconds_and_no_row(
     tmp_path: Path, head: Head, model_file: Path
 ) -> None:
-    run = new_run(tmp_path, questions(1000), head.address, engine=embedded(model_file))
+    run = new_run(tmp_path, questions(500), head.address, engine=embedded(model_file))
     process = run.start()
     # The run mends itself after the first two, the same command goes on after the others.
     run.wait_for_rows(50, process)
     kill(engine_pids(run.folder)[0])
-    run.wait_for_rows(200, process)
+    run.wait_for_rows(120, process)
     kill(head.actor_pid("WorkerActor"))
-    run.wait_for_rows(400, process)
+    run.wait_for_rows(220, process)
     kill(head.actor_pid("Coordinator"))
     assert ended(process).code != 0
     wait_until(lambda: not engine_pids(run.folder))
     published = len(run.ids())
-    assert 400 <= published < 1000
+    assert 220 <= published < 500
     process = run.start()
-    run.wait_for_rows(published + 100, process)
+    run.wait_for_rows(published + 60, process)
     kill(process.pid)
     assert ended(process).code != 0
     wait_until(lambda: not engine_pids(run.folder))
-    assert len(run.ids()) < 1000
+    assert len(run.ids()) < 500
     last = run.finish()
     assert last.code == 0, last.err
-    each_once(run, 1000)
-    assert run.status()["rows_done"] == 1000
+    each_once(run, 500)
+    assert run.status()["rows_done"] == 500
 
 
 @pytest.mark.slow
