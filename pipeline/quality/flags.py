@@ -8,9 +8,9 @@ dropped by them.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import get_args
 
 from pipeline.models.thinking import ALL_TAGS, GPT_OSS_BARE
@@ -195,7 +195,12 @@ def _is_clearly_long(answer: str, quality: QualityConfig) -> bool:
     limits = quality.too_short
     least = max(_LONGEST_ANNOUNCEMENT, limits.min_characters, limits.min_characters_of_long)
     head = answer[:_HEAD_OF_LONG]
-    return len(answer) > _HEAD_OF_LONG and sum(map(str.isalpha, head)) >= least
+    if len(answer) <= _HEAD_OF_LONG:
+        return False
+    # Mostly the first characters suffice.
+    return any(
+        sum(map(str.isalpha, head[:length])) >= least for length in (2 * least, _HEAD_OF_LONG)
+    )
 
 
 def _is_all_marks(visible: str) -> bool:
@@ -294,6 +299,7 @@ def _is_quoted(text: str, match: re.Match[str]) -> bool:
 
 # An opening mark ends the search for a closing one: many of them would each be followed far.
 _SPOKEN = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb\n]{0,400}[\"\u201d\u00bb]")
+_OPENING_QUOTES = '"\u201c\u00ab'
 _HEAD_CHARACTERS = 400
 
 
@@ -370,11 +376,15 @@ def has_leaked_thinking(answer: str, question: str, min_cues: int) -> bool:
     """
     if not _CLOSING_TAGS.isdisjoint(leftover_tags(answer, question)):
         return True
-    prose = _SPOKEN.sub(" ", _without_code(answer))
+    prose = _without_speech(_without_code(answer))
     head = prose.lstrip()[:_HEAD_CHARACTERS]
     if _num_cues(head) < 2:
         return False
     return _num_cues(prose) >= min_cues
+
+
+def _without_speech(text: str) -> str:
+    return _SPOKEN.sub(" ", text) if any(mark in text for mark in _OPENING_QUOTES) else text
 
 
 def _num_cues(text: str) -> int:
@@ -396,11 +406,19 @@ _REFUSALS = re.compile(
     r"|\blo siento,? (pero )?no puedo\b|\bje suis d\u00e9sol\u00e9e?,? (mais )?je ne peux pas\b",
     re.IGNORECASE,
 )
+# Every refusal has one of them: most texts have none.
+_PARTS_OF_REFUSALS = (
+    *("cannot", "can't", "can\u2019t", "won't", "won\u2019t", "will not", "unable", "not able"),
+    *("decline", "as an ai", "\u62b1\u6b49", "siento", "d\u00e9sol"),
+)
 
 
 def is_refusal(answer: str) -> bool:
-    head = _I_AM.sub("I am", answer.strip()[:_REFUSAL_HEAD_CHARACTERS])
-    return _REFUSALS.search(_SPOKEN.sub(" ", head)) is not None
+    head = answer.strip()[:_REFUSAL_HEAD_CHARACTERS]
+    lowered = head.lower()
+    if not any(part in lowered for part in _PARTS_OF_REFUSALS):
+        return False
+    return _REFUSALS.search(_without_speech(_I_AM.sub("I am", head))) is not None
 
 
 # -- copies of the prompt
@@ -443,11 +461,12 @@ def is_copy(question: str, answer: str, quality: QualityConfig) -> bool:
     return all(f" {' '.join(end)} " in copied_text for end in ends)
 
 
-def _ends_of(question: str) -> list[str]:
-    """Return words of the question's ends, which every copy has; in a moment for a long one."""
-    head = _WORD.findall(question[:_ENDS_CHARACTERS])[:-1]
+def _ends_of(question: str) -> Iterator[str]:
+    """Yield words of the question's ends, which every copy has; in a moment for a long one."""
+    head = pairwise(_WORD.finditer(question[:_ENDS_CHARACTERS]))
+    yield from (word.group() for word, _ in islice(head, _ENDS_WORDS))
     tail = _WORD.findall(question[-_ENDS_CHARACTERS:])[1:]
-    return [*head[:_ENDS_WORDS], *tail[-_ENDS_WORDS:]]
+    yield from tail[-_ENDS_WORDS:]
 
 
 # -- language
@@ -508,7 +527,7 @@ _ABOUT_ENCODINGS = re.compile(
 
 def is_unclean(text: str, context: str) -> bool:
     """Detect characters of broken bytes, unless the text or its context is about encodings."""
-    if text.isascii() and text.isprintable():
+    if text.isascii() and text.replace("\n", "").isprintable():
         return False
     broken = set(_UNCLEAN.findall(text)) - set(context)
     garbled = len(_MOJIBAKE.findall(text)) >= _MIN_MOJIBAKE and not _MOJIBAKE.search(context)

@@ -56,8 +56,8 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
     text = text.rstrip()
     if ends_in_a_loop(text, limits.tail_characters):
         return True
-    items = _ITEM_NUMBER.sub("", text[-2 * _TAIL_CHARACTERS :])
-    if ends_in_a_loop(items, limits.tail_characters):
+    tail = text[-2 * _TAIL_CHARACTERS :]
+    if _has_item(tail) and ends_in_a_loop(_ITEM_NUMBER.sub("", tail), limits.tail_characters):
         return True
     prose, blocks = split_code(text)
     if _has_repeated_sentences(prose, blocks, limits.max_repeated_share):
@@ -66,6 +66,10 @@ def is_looping(text: str, limits: LoopingConfig) -> bool:
         _has_few_distinct(window, limits.min_distinct_share) and _is_of_words(window)
         for window in _windows(_words(prose.lower()), limits.window_words)
     )
+
+
+def _has_item(text: str) -> bool:
+    return any(line.lstrip(" \t")[:1].isdigit() for line in text.split("\n"))
 
 
 def ends_in_a_loop(text: str, tail_characters: int) -> bool:
@@ -191,8 +195,10 @@ def _has_repeated_sentences(prose: str, blocks: list[str], max_share: float) -> 
 
 
 def _sentences(prose: str) -> Iterator[str]:
-    for piece in _SENTENCE_ENDS.split(prose):
-        sentence = " ".join(piece.lower().split())
+    for piece in _SENTENCE_ENDS.split(prose.lower()):
+        if len(piece) < _MIN_CJK_SENTENCE_CHARACTERS:
+            continue
+        sentence = " ".join(piece.split())
         is_cjk = len(sentence) > 0 and ord(sentence[0]) > 0x2E80
         least = _MIN_CJK_SENTENCE_CHARACTERS if is_cjk else _MIN_SENTENCE_CHARACTERS
         if len(sentence) >= least:
