@@ -34,6 +34,8 @@ class Gpu:
     compute_capability: int
     smi_mib: int
     total_bytes: int
+    context_bytes: int
+    """Memory of the CUDA context and the driver, in use on one rank before the weights load."""
     nvlink: bool
     unified_memory: bool
     known: bool
@@ -235,6 +237,8 @@ class ModelFacts:
     format: CheckpointFormat
     multiplied_in_16_bits: bool
     """True if four-bit weights are widened before they are multiplied."""
+    rotary_bytes: int
+    """Tables of sines and cosines, whole on each GPU."""
     checkpoint_bytes: int
     nearest_family: bool
     assumptions: tuple[str, ...]

@@ -12,6 +12,7 @@ from pipeline.models.attention_tensors import head_dim, index_layers, kv_heads, 
 from pipeline.models.fields import ConfigFields
 from pipeline.models.formats import checkpoint_format
 from pipeline.models.quantisation import multiplied_in_16_bits
+from pipeline.models.rotary import rotary_table_bytes
 from pipeline.models.tensors import draft_tensors, target_tensors, vision_params
 from schemas.plan import (
     BlockSparseCache,
@@ -110,6 +111,7 @@ def _facts(
             name, config, hf_quant, stated=weights_format, moe=isinstance(ffn, Moe)
         ),
         multiplied_in_16_bits=multiplied_in_16_bits(config, hf_quant),
+        rotary_bytes=rotary_table_bytes(fields, architecture),
         checkpoint_bytes=checkpoint_bytes,
         nearest_family=not _is_known(architecture),
         assumptions=_assumptions(fields, architecture),

@@ -29,6 +29,8 @@ _SMI_PER_TORCH = 1.0056
 _SAME_MEMORY_FRACTION = 0.02
 # Above every score for a part of a card's name
 _FROM_WHOLE_NAME = 500
+# assumed: the median of the listed cards, which lie between 0.44 and 0.78
+_UNLISTED_CONTEXT_BYTES = int(0.65 * GIB)
 # Words in the names of vendors and cloud catalogues that distinguish no cards
 _NOISE = {"nvidia", "geforce", "amd", "instinct", "gpu", "tensor", "core", "edition", "card"}
 
@@ -108,6 +110,7 @@ def gpu_of_memory(gib: float, name: str = "") -> Gpu:
         compute_capability=90,
         smi_mib=int(gib * 1024 * _SMI_PER_TORCH),
         total_bytes=int(gib * GIB),
+        context_bytes=_UNLISTED_CONTEXT_BYTES,
         nvlink=True,
         unified_memory=False,
         known=False,
@@ -174,6 +177,7 @@ def _catalogue() -> dict[str, tuple[Gpu, tuple[frozenset[str], ...]]]:
             compute_capability=entry["compute_capability"],
             smi_mib=entry["smi_mib"],
             total_bytes=int(entry["torch_total_gib"] * GIB),
+            context_bytes=int(entry["context_gib"] * GIB),
             nvlink=entry["nvlink"],
             unified_memory=entry["unified_memory"],
             known=True,

@@ -36,7 +36,7 @@ def with_one_group(name: str, shard: Shard, params: int) -> ModelFacts:
     group = TensorGroup(
         names=(f"layers.#.{module}",), params=params, shard=shard, layers=1, quantizable=True
     )
-    return replace(catalogue_model(name), tensors=(group,))
+    return replace(catalogue_model(name), tensors=(group,), rotary_bytes=0)
 
 
 def resolution(

@@ -30,6 +30,12 @@ CAPTURE_MESSAGE = (
     "Capture cuda graph failed: CUDA out of memory. Possible solutions: "
     "1. set --mem-fraction-static to a smaller value"
 )
+# Communicators of several ranks: what public logs lack beyond one rank's context. Over PCIe 0 at
+# TP2 and 0.1-0.2 GiB at TP4 and TP8; over NVLink 1.0 on eight H20 (2026-05) and 1.8 on eight H200
+# (2025-10); 2.2-2.3 on four and eight Blackwell cards (2025).
+_PCIE_COMMUNICATORS_BYTES = 150 * MIB
+_NVLINK_COMMUNICATORS_BYTES = 1150 * MIB
+_BLACKWELL_COMMUNICATORS_BYTES = 2048 * MIB
 RUNTIME_MESSAGE = "torch.OutOfMemoryError: CUDA out of memory, at the first large prefill"
 
 
@@ -149,19 +155,14 @@ def load_figures(launch: ResolvedLaunch) -> LoadFigures:
 
 
 def context_bytes(gpu: Gpu, ranks: Parallel) -> int:
-    """Bytes of CUDA context, communicators and drivers before the weights are loaded.
-
-    Fitted to public logs: 0.6-1.0 GiB on one RTX PRO 6000; 0.6-0.7 on consumer cards;
-    1.36 on several RTX PRO 6000; 1.5-2.0 at TP8 on H20; 3.0 at TP4 on a B200-class card; 6-8 on
-    a DGX Spark, whose system uses the same memory.
-    """
-    if gpu.unified_memory:
-        return 7 * GIB
-    if ranks.tp_size * ranks.pp_size == 1:
-        return int((0.6 if gpu.smi_mib < 40 * 1024 else 0.8) * GIB)
+    """Bytes of CUDA context, driver and communicators before the weights are loaded."""
+    if gpu.unified_memory or ranks.tp_size * ranks.pp_size == 1:
+        return gpu.context_bytes
     if not gpu.nvlink:
-        return int((0.7 if gpu.smi_mib < 40 * 1024 else 1.36) * GIB)
-    return int((2.8 if gpu.compute_capability in (100, 103) else 1.8) * GIB)
+        return gpu.context_bytes + _PCIE_COMMUNICATORS_BYTES
+    if gpu.compute_capability in (100, 103):
+        return gpu.context_bytes + _BLACKWELL_COMMUNICATORS_BYTES
+    return gpu.context_bytes + _NVLINK_COMMUNICATORS_BYTES
 
 
 def multimodal_reserve_bytes(launch: ResolvedLaunch) -> int:

@@ -57,10 +57,11 @@ def target_bytes(launch: ResolvedLaunch) -> int:
     `--torchao-config` quantises what is already on the device in bf16, so it changes nothing here
     (sglang#10736: Qwen3-Next as int8 does not load on one 96 GB card).
     """
+    beside = launch.model.rotary_bytes + LOAD_RESIDUE_BYTES
     if launch.model.checkpoint_bytes and not launch.flags.text("quantization"):
-        return _scaled_checkpoint(launch)
+        return _scaled_checkpoint(launch) + beside
     total = _sum(launch.model.tensors, launch) + _repacking_residue(launch)
-    return int(total) + LOAD_RESIDUE_BYTES
+    return int(total) + beside
 
 
 def _repacking_residue(launch: ResolvedLaunch) -> float:
@@ -188,23 +189,45 @@ def rank_share(group: TensorGroup, model: ModelFacts, ranks: Parallel) -> float:
 
 
 def _group_bytes(group: TensorGroup, launch: ResolvedLaunch) -> float:
-    model, flags = launch.model, launch.flags
+    model = launch.model
     plain = bytes_per_param(group, model.format)
     if group.shard != "expert" or format_of(group, model.format) != "mxfp4":
         return plain
     if not isinstance(model.cache, CompressedCache):
         return plain
-    # DeepSeek-V4's loader widens the e8m0 expert scales to fp32 before 0.5.17, and after it
-    # under runners other than Marlin and FlashInfer: 4 bytes per 32 values.
-    # SGLang layers/quantization/mxfp4*.py, 0.5.12 - 0.5.23.
-    runner = flags.text("moe-runner-backend", "auto")
-    fast = runner == "marlin" or runner.startswith("flashinfer") or runner == "auto"
-    # MegaMoE reads the e8m0 scales as they are stored. layers/moe/mega_moe.py, 0.5.23.
-    if flags.text("moe-a2a-backend") == "megamoe":
-        return plain
-    if launch.rules.v4_expert_scales_fp32 or not fast:
-        return 0.5 + 4 / 32
-    return plain
+    return 0.5 + _v4_scale_bytes(launch) / 32
+
+
+def _v4_scale_bytes(launch: ResolvedLaunch) -> int:
+    """Return the bytes of each scale of DeepSeek-V4's experts, one for 32 values.
+
+    The loader widens the e8m0 scales to fp32; FlashInfer's runner puts the narrow ones back, and
+    Marlin does, but up to 0.5.15 keeps both. MegaMoE reads them as they are stored. SGLang
+    layers/quantization/mxfp4*.py, 0.5.12 - 0.5.23; layers/moe/mega_moe.py, 0.5.23.
+    """
+    narrow, wide = 1, 4
+    if launch.flags.text("moe-a2a-backend") == "megamoe":
+        return narrow
+    runner = _v4_runner(launch)
+    if runner.startswith("flashinfer"):
+        return narrow
+    if runner == "marlin":
+        return narrow + wide if launch.rules.v4_marlin_keeps_both else narrow
+    return wide
+
+
+def _v4_runner(launch: ResolvedLaunch) -> str:
+    """Return the runner of DeepSeek-V4's experts that SGLang chooses, or the given one."""
+    runner = launch.flags.text("moe-runner-backend", "auto")
+    if runner != "auto":
+        return runner
+    capability, rules = launch.gpu.compute_capability, launch.rules
+    # server_args.py of 0.5.14 and arg_groups/overrides.py of 0.5.18
+    if 120 <= capability < 130:
+        return "marlin" if rules.v4_marlin_keeps_both else "flashinfer_mxfp4"
+    # assumed, for others than Blackwell: wide scales up to 0.5.16
+    is_wide = not 100 <= capability < 120 and rules.release < (0, 5, 17)
+    return "auto" if is_wide else "flashinfer_mxfp4"
 
 
 def _scaled_checkpoint(launch: ResolvedLaunch) -> int:
@@ -217,4 +240,4 @@ def _scaled_checkpoint(launch: ResolvedLaunch) -> int:
     stored = tuple(g for g in model.tensors if "absorbed" not in g.names[0])
     draft = model.draft.tensors if isinstance(model.draft, BuiltInDraft) else ()
     ratio = model.checkpoint_bytes / (_sum(stored, alone) + _sum(draft, alone))
-    return int(_sum(model.tensors, launch) * ratio) + LOAD_RESIDUE_BYTES
+    return int(_sum(model.tensors, launch) * ratio)

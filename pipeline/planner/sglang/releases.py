@@ -55,7 +55,8 @@ class ReleaseRules:
     # layers/attention/dsv4/indexer.py, on compute capability 12.x
     v4_indexer_sm120: Literal["unsupported", "torch_fp32", "tilelang"]
     v4_indexer_row_chunks: bool
-    v4_expert_scales_fp32: bool
+    # layers/quantization: Marlin keeps the fp32 scales of DeepSeek-V4's experts beside its own
+    v4_marlin_keeps_both: bool
     # pool_configurator.py: SWAChunkCap, later SWARequestCap
     swa_request_cap: bool
     # pool_configurator.py: the scaled fp8 latent is priced at its real size
@@ -94,7 +95,7 @@ _0_5_10 = ReleaseRules(
     mamba2_trtllm_attention=False,
     v4_indexer_sm120="unsupported",
     v4_indexer_row_chunks=False,
-    v4_expert_scales_fp32=True,
+    v4_marlin_keeps_both=True,
     swa_request_cap=False,
     scaled_latent_priced=False,
     shared_index_elided=False,
@@ -133,7 +134,7 @@ _0_5_15 = _changed(
     v4_c128_state="fixed",
     shared_logits_buffer=True,
 )
-_0_5_16 = _changed(_0_5_15, (0, 5, 16), verify_reserve="joint_padded")
+_0_5_16 = _changed(_0_5_15, (0, 5, 16), verify_reserve="joint_padded", v4_marlin_keeps_both=False)
 _0_5_17 = _changed(
     _0_5_16,
     (0, 5, 17),
@@ -142,7 +143,6 @@ _0_5_17 = _changed(
     glm_sm120_scaled_latent=True,
     scaled_latent_priced=True,
     v4_indexer_sm120="tilelang",
-    v4_expert_scales_fp32=False,
 )
 _0_5_18 = _changed(_0_5_17, (0, 5, 18), multimodal_reserve_mib=100)
 _0_5_19 = _changed(

@@ -72,25 +72,32 @@ def test_checkpoint_size_replaces_the_computed_one_and_is_divided_over_ranks() -
 
 
 @pytest.mark.parametrize(
-    ("line", "version", "wide"),
+    ("line", "version", "gpu", "scale_bytes"),
     [
-        ("", "0.5.23", False),
-        ("--moe-runner-backend marlin", "0.5.23", False),
-        ("--moe-runner-backend flashinfer_mxfp4", "0.5.23", False),
-        ("--moe-runner-backend triton", "0.5.23", True),
-        ("", "0.5.14", True),
-        ("--moe-a2a-backend megamoe", "0.5.14", False),
+        ("", "0.5.23", "b300", 1),
+        ("", "0.5.14", "b300", 1),
+        ("", "0.5.14", "h200", 4),
+        ("", "0.5.17", "h200", 1),
+        # Marlin by default, which keeps both
+        ("", "0.5.14", "rtx-pro-6000", 5),
+        ("", "0.5.18", "rtx-pro-6000", 1),
+        ("--moe-runner-backend marlin", "0.5.15", "b300", 5),
+        ("--moe-runner-backend marlin", "0.5.16", "b300", 1),
+        ("--moe-runner-backend flashinfer_mxfp4", "0.5.14", "rtx-pro-6000", 1),
+        ("--moe-runner-backend triton", "0.5.23", "b300", 4),
+        ("--moe-a2a-backend megamoe", "0.5.14", "b300", 1),
     ],
 )
 def test_runner_decides_on_the_width_of_v4_expert_scales(
-    line: str, version: str, wide: bool
+    line: str, version: str, gpu: str, scale_bytes: int
 ) -> None:
     model = catalogue_model("deepseek-ai/DeepSeek-V4-Flash")
     experts = tuple(group for group in model.tensors if group.shard == "expert")
-    launch = launch_of(replace(model, tensors=experts), line, gpu="b300", version=version)
+    alone = replace(model, tensors=experts, rotary_bytes=0)
+    launch = launch_of(alone, line, gpu=gpu, version=version)
     params = sum(group.params for group in experts)
-    # half a byte, and one scale per 32: one byte as stored, or four
-    each = 0.5 + 4 / 32 if wide else 0.5 + 1 / 32
+    # half a byte, and one scale for 32 values
+    each = 0.5 + scale_bytes / 32
     assert target_bytes(launch) == pytest.approx(params * each + LOAD_RESIDUE_BYTES, abs=1)
 
 
