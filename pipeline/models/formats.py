@@ -57,6 +57,8 @@ def bytes_per_param(group: TensorGroup, checkpoint: CheckpointFormat) -> float:
 
 def format_of(group: TensorGroup, checkpoint: CheckpointFormat) -> WeightFormat:
     """Return the format of a group: of the first rule that matches, else by the scope."""
+    if checkpoint.base == "fp32":
+        return "fp32"
     if not group.quantizable:
         return "bf16"
     for rule in checkpoint.rules:
@@ -106,6 +108,16 @@ def name_format(name: str) -> WeightFormat | None:
                 return "fp8-block"
             return fmt
     return None
+
+
+# Those that SGLang makes itself from a plain checkpoint; the others are stored by another program.
+# SGLang 0.5.23, layers/quantization/: fp8.py, w8a8_fp8.py, w8a8_int8.py, mxfp8.py
+QUANTISED_ON_LOAD = ("fp8", "w8a8_fp8", "w8a8_int8", "mxfp8")
+
+
+def with_base(checkpoint: CheckpointFormat, fmt: WeightFormat, source: str) -> CheckpointFormat:
+    """Return a plain checkpoint in another format."""
+    return replace(checkpoint, base=fmt, source=source)
 
 
 def online_format(checkpoint: CheckpointFormat, quantization: str) -> CheckpointFormat:

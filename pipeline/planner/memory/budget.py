@@ -31,6 +31,8 @@ def memory_budget(launch: ResolvedLaunch, outcome: Stopped | Sized) -> MemoryBud
                 note=f"loaded {when} the pools",
             )
         )
+    if load.adapters_bytes:
+        rows.append(BudgetRow(name="LoRA buffers", bytes=load.adapters_bytes, note="all ranks"))
     rows += _pool_rows(launch, outcome)
     if isinstance(outcome, Sized):
         rows += [

@@ -2,9 +2,10 @@
 
 from pipeline.planner.memory.headroom import largest_indexer_bytes, uses_torch_indexer
 from pipeline.planner.memory.kv_cache import KvPool
-from pipeline.planner.memory.launch import ResolvedLaunch
+from pipeline.planner.memory.launch import ResolvedLaunch, other_overrides
 from pipeline.planner.memory.sizing import Sized, Stopped
 from pipeline.planner.memory.state_pool import StatePool
+from pipeline.planner.memory.weights import adapter_doubt, has_adapters, offloaded_bytes
 from schemas.plan import CompressedCache, GqaCache, SlidingCache, SparseMlaCache
 from schemas.units import GIB
 
@@ -34,12 +35,32 @@ def launch_warnings(launch: ResolvedLaunch, outcome: Stopped | Sized) -> tuple[s
             "SGLang does not count the draft's KV when it sizes the pool, so it uses headroom; to "
             "have it counted, pass the model's own path as --speculative-draft-model-path"
         )
+    notes += _of_flags(launch, outcome)
     notes += _micro_batches(launch, outcome)
     if launch.gpu.unified_memory:
         notes.append(
             "unified memory: the system's OOM killer can end a launch that fits on the card"
         )
     return tuple(notes)
+
+
+def _of_flags(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:
+    notes = []
+    if has_adapters(launch):
+        notes.append(adapter_doubt(launch))
+    if offloaded := offloaded_bytes(launch):
+        notes.append(f"--cpu-offload-gb keeps {offloaded / GIB:.1f} GiB of weights on the host")
+    if fields := other_overrides(launch.flags):
+        notes.append(
+            f"--json-model-override-args changes {', '.join(fields)}, which is not in this forecast"
+        )
+    if outcome.load.peak_bytes > outcome.load.weights_bytes:
+        notes.append(
+            f"--quantization {launch.flags.text('quantization')} of this checkpoint needs "
+            f"{outcome.load.peak_bytes / GIB:.1f} GiB while it loads: parameters are created in 16 "
+            f"bits first"
+        )
+    return notes
 
 
 def _micro_batches(launch: ResolvedLaunch, outcome: Stopped | Sized) -> list[str]:

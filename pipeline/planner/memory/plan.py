@@ -6,14 +6,14 @@ Both only join the steps; each step's arithmetic is in its own module.
 
 from dataclasses import dataclass, replace
 
-from pipeline.models.formats import online_format
 from pipeline.planner.memory.advice import advice_for
 from pipeline.planner.memory.budget import memory_budget
-from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
+from pipeline.planner.memory.launch import ResolvedLaunch, as_launched, resolve_launch
 from pipeline.planner.memory.notes import launch_warnings, log_lines
 from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.state_pool import StatePool
 from pipeline.planner.memory.verdict import judgement, uncertainty_bytes
+from pipeline.planner.sglang.effects import doubts_of_flags, refusal_of_unknown
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import ReleaseRules, rules_for
 from pipeline.planner.sglang.settings import RefusedLaunch
@@ -73,8 +73,19 @@ def plan_launch(
     launch = resolve_as_stored(model, gpu, flags, rules, calibration)
     if isinstance(launch, ResolvedLaunch):
         return _plan(launch, notes, lengths or ExpectedLengths())
+    return _refused(launch.message, model, gpu, flags, rules, notes)
+
+
+def _refused(
+    message: str,
+    model: ModelFacts,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    rules: ReleaseRules,
+    notes: tuple[str, ...],
+) -> RefusedPlan:
     return RefusedPlan(
-        message=launch.message,
+        message=message,
         model=model.name,
         gpu=gpu,
         release=rules.label,
@@ -97,10 +108,14 @@ def explain_launch(
 
     A refusal for lack of tracked states comes with the plan of the launch that has them.
     """
+    rules, notes = rules_for(version)
+    if message := refusal_of_unknown(flags, rules):
+        return _refused(message, model, gpu, flags, rules, notes)
     plan = plan_launch(model, gpu, flags, version=version, lengths=lengths, calibration=calibration)
-    launch = resolve_as_stored(model, gpu, flags, rules_for(version)[0], calibration)
+    launch = resolve_as_stored(model, gpu, flags, rules, calibration)
     if isinstance(plan, LaunchPlan) and isinstance(launch, ResolvedLaunch):
-        return replace(plan, advice=advice_for(launch))
+        warnings = (*plan.warnings, *doubts_of_flags(flags, rules))
+        return replace(plan, advice=advice_for(launch), warnings=warnings)
     if isinstance(plan, LaunchPlan) or not _lacks_tracked_states(model, flags):
         return plan
     tracked = flags.changed({"mamba-radix-cache-strategy": "extra_buffer"})
@@ -127,11 +142,12 @@ def resolve_as_stored(
     rules: ReleaseRules,
     calibration: Calibration | None,
 ) -> ResolvedLaunch | RefusedLaunch:
-    """Resolve a launch of the model as --quantization stores it."""
-    quantization = flags.text("quantization")
-    if quantization:
-        model = replace(model, format=online_format(model.format, quantization))
-    return resolve_launch(model, gpu, flags, rules, calibration)
+    """Resolve a launch of the model as the flags change it."""
+    launched = as_launched(model, flags)
+    launch = resolve_launch(launched, gpu, flags, rules, calibration)
+    if isinstance(launch, ResolvedLaunch) and launched.format != model.format:
+        return replace(launch, stored_format=model.format)
+    return launch
 
 
 def _plan(launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths) -> LaunchPlan:

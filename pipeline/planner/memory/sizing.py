@@ -11,7 +11,13 @@ from pipeline.planner.memory.headroom import HeadroomNeeds, headroom_needs
 from pipeline.planner.memory.kv_cache import KvPool, TokenCost, kv_pool, token_cost
 from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.state_pool import NoStatePool, StatePool, state_pool
-from pipeline.planner.memory.weights import draft_weights, target_bytes
+from pipeline.planner.memory.weights import (
+    adapter_bytes,
+    draft_weights,
+    offloaded_bytes,
+    peak_bytes,
+    target_bytes,
+)
 from pipeline.planner.sglang.defaults import text_only
 from pipeline.planner.sglang.layout import Parallel, requests_at_once
 from pipeline.planner.sglang.releases import ReleaseRules
@@ -48,10 +54,13 @@ class LoadFigures:
     draft_resident_bytes: int
     draft_freed_bytes: int
     draft_first: bool
+    peak_bytes: int = 0
+    """Weights while they load, where that is more than what stays."""
+    adapters_bytes: int = 0
 
     def available_bytes(self) -> int:
         """Return the free memory when the pools are sized."""
-        free = self.free_before_bytes - self.weights_bytes
+        free = self.free_before_bytes - self.weights_bytes - self.adapters_bytes
         if self.draft_first:
             free -= self.draft_resident_bytes + self.draft_freed_bytes
         return free
@@ -142,7 +151,7 @@ def load_figures(launch: ResolvedLaunch) -> LoadFigures:
     free = launch.gpu.total_bytes - context_bytes(launch.gpu, launch.ranks)
     if known and known.free_before_load_bytes is not None:
         free = known.free_before_load_bytes
-    weights = target_bytes(launch)
+    weights = target_bytes(launch) - offloaded_bytes(launch)
     if known and known.weights_bytes is not None:
         weights = known.weights_bytes
     return LoadFigures(
@@ -151,6 +160,8 @@ def load_figures(launch: ResolvedLaunch) -> LoadFigures:
         draft_resident_bytes=resident,
         draft_freed_bytes=freed,
         draft_first=launch.rules.draft_loads_before_pool,
+        peak_bytes=peak_bytes(launch),
+        adapters_bytes=adapter_bytes(launch),
     )
 
 
@@ -178,7 +189,7 @@ def multimodal_reserve_bytes(launch: ResolvedLaunch) -> int:
 
 
 def _load_failure(launch: ResolvedLaunch, load: LoadFigures) -> Stopped | None:
-    over = load.weights_bytes - load.free_before_bytes
+    over = max(load.weights_bytes, load.peak_bytes) - load.free_before_bytes
     if over > 0:
         return _stopped("weights", load_message(launch.gpu, over), load)
     if load.draft_first and load.available_bytes() < 0:

@@ -3,9 +3,10 @@
 `target_bytes` is what "Load weight end" logs for the model, `draft_weights` for its draft.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pipeline.models.formats import bytes_per_param, format_of
+from pipeline.models.formats import QUANTISED_ON_LOAD, bytes_per_param, format_of
 from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.sglang.defaults import text_only
 from pipeline.planner.sglang.flags import LaunchFlags
@@ -20,7 +21,7 @@ from schemas.plan import (
     Speculation,
     TensorGroup,
 )
-from schemas.units import MIB
+from schemas.units import GIB, MIB
 
 # `mem usage` is a difference of free memory, so it includes allocator rounding and what loaders
 # leave behind: 0.1 to 0.5 GiB per rank in public logs. assumed: the low end; the rest is in the
@@ -62,6 +63,28 @@ def target_bytes(launch: ResolvedLaunch) -> int:
         return _scaled_checkpoint(launch) + beside
     total = _sum(launch.model.tensors, launch) + _repacking_residue(launch)
     return int(total) + beside
+
+
+def peak_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes of weights while they load: a checkpoint that is quantised on load is whole at first.
+
+    SGLang 0.5.23, layers/quantization/fp8.py creates the parameters in 16 bits, and quantises them
+    once all are read.
+    """
+    stored = launch.stored_format
+    if stored is None or launch.flags.text("quantization") not in QUANTISED_ON_LOAD:
+        return 0
+    plain = replace(launch.model, format=stored)
+    return target_bytes(replace(launch, model=plain, stored_format=None))
+
+
+def offloaded_bytes(launch: ResolvedLaunch) -> int:
+    """Bytes of the layers' weights that `--cpu-offload-gb` keeps in host memory."""
+    most = int((launch.flags.fraction("cpu-offload-gb") or 0) * GIB)
+    if most <= 0:
+        return 0
+    layers = tuple(group for group in launch.model.tensors if group.layers > 1)
+    return min(most, int(_sum(layers, launch)))
 
 
 def _repacking_residue(launch: ResolvedLaunch) -> float:
@@ -112,7 +135,10 @@ def whole_model_drafts(launch: ResolvedLaunch) -> bool:
     return (
         launch.rules.spec_v2_switch
         and launch.model.architecture == "GlmMoeDsaForCausalLM"
-        and not launch.flags.switched_on("SGLANG_ENABLE_SPEC_V2", default=True)
+        # off by default in 0.5.9 and 0.5.10.post1, on by 0.5.12.post1
+        and not launch.flags.switched_on(
+            "SGLANG_ENABLE_SPEC_V2", default=launch.rules.release >= (0, 5, 12)
+        )
     )
 
 
@@ -241,3 +267,50 @@ def _scaled_checkpoint(launch: ResolvedLaunch) -> int:
     draft = model.draft.tensors if isinstance(model.draft, BuiltInDraft) else ()
     ratio = model.checkpoint_bytes / (_sum(stored, alone) + _sum(draft, alone))
     return int(_sum(model.tensors, launch) * ratio)
+
+
+# --- LoRA adapters ----------------------------------------------------------------------------
+# For each layer and target module `max_loras_per_batch x rank x (in + out) x 2` bytes, divided by
+# the tensor-parallel ranks, taken before the pools are sized. SGLang srt/lora/mem_pool.py, 0.5.23
+
+_ADAPTERS_AT_ONCE = 8
+# assumed, where the line gives no rank: that of most published adapters is 8 to 64
+_ASSUMED_RANK = 64
+
+
+def has_adapters(launch: ResolvedLaunch) -> bool:
+    """Tell if the line serves adapters."""
+    return launch.flags.has("enable-lora") or launch.flags.has("lora-paths")
+
+
+def adapter_bytes(launch: ResolvedLaunch) -> int:
+    """Return the bytes of the buffers; 0 without adapters."""
+    if not has_adapters(launch):
+        return 0
+    flags = launch.flags
+    at_once = flags.number("max-loras-per-batch") or _ADAPTERS_AT_ONCE
+    rank = flags.number("max-lora-rank") or _ASSUMED_RANK
+    wanted = {name for text in flags.words("lora-target-modules") for name in text.split(",")}
+    widths = sum(width for name, width in _modules(launch) if not wanted or wanted & {name, "all"})
+    return int(at_once * rank * widths * launch.model.layers * 2 / launch.ranks.tp_size)
+
+
+def adapter_doubt(launch: ResolvedLaunch) -> str:
+    """Return what is assumed of the adapters."""
+    rank = "" if launch.flags.number("max-lora-rank") else f"rank {_ASSUMED_RANK} is assumed; "
+    experts = "" if isinstance(launch.model.ffn, Dense) else ", and adapters of experts are not"
+    return (
+        f"LoRA buffers are in the forecast ({rank}all target modules that the line allows){experts}"
+    )
+
+
+def _modules(launch: ResolvedLaunch) -> Iterator[tuple[str, int]]:
+    """Yield the linear modules of a layer with the sum of their inputs and outputs."""
+    model = launch.model
+    hidden, heads = model.hidden_size, model.heads * model.head_dim
+    groups = model.kv_heads * model.head_dim
+    yield from (("q_proj", hidden + heads), ("k_proj", hidden + groups))
+    yield from (("v_proj", hidden + groups), ("o_proj", heads + hidden))
+    if isinstance(model.ffn, Dense):
+        inner = model.ffn.intermediate_size
+        yield from ((name, hidden + inner) for name in ("gate_proj", "up_proj", "down_proj"))

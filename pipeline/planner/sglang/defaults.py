@@ -3,10 +3,9 @@
 SGLang arg_groups/memory_hook.py and cuda_graph_hook.py of 0.5.23, server_args.py of older releases.
 """
 
-import re
 from dataclasses import dataclass
 
-from pipeline.planner.sglang.flags import LaunchFlags
+from pipeline.planner.sglang.flags import LaunchFlags, graphs_of
 from pipeline.planner.sglang.inputs import LaunchInputs
 from schemas.plan import (
     CompressedCache,
@@ -41,14 +40,12 @@ def card_defaults(launch: LaunchInputs) -> CardDefaults:
     chunk, max_bs = _by_memory(launch)
     flags = launch.flags
     given_chunk = flags.number("chunked-prefill-size")
-    given_bs = flags.number("cuda-graph-max-bs-decode")
+    graphs = graphs_of(flags, "decode")
     requests = flags.number("max-running-requests")
-    listed = flags.words("cuda-graph-bs-decode")
-    if listed:
-        sizes = [int(size) for text in listed for size in re.findall(r"\d+", text)]
-        max_bs = max(sizes, default=max_bs)
-    elif given_bs is not None:
-        max_bs = given_bs
+    if graphs.sizes:
+        max_bs = max(graphs.sizes)
+    elif graphs.max_size is not None:
+        max_bs = graphs.max_size
     elif requests is not None and launch.rules.graphs_follow_requests:
         max_bs = min(max_bs, requests)
     return CardDefaults(
@@ -124,7 +121,7 @@ def text_only(flags: LaunchFlags) -> bool:
 
 def no_decode_graphs(flags: LaunchFlags) -> bool:
     """Return True where decoding runs without CUDA graphs."""
-    return flags.has("disable-cuda-graph") or flags.has("disable-decode-cuda-graph")
+    return graphs_of(flags, "decode").is_off
 
 
 # --- prefill graphs ---------------------------------------------------------------------------
@@ -132,23 +129,29 @@ def no_decode_graphs(flags: LaunchFlags) -> bool:
 
 def priced_prefill_graphs(launch: LaunchInputs, chunk_tokens: int) -> int:
     """Return how many prefill graphs the default fraction reserves memory for."""
-    flags, model = launch.flags, launch.model
-    forced = flags.has("enforce-piecewise-cuda-graph") or flags.text(
-        "cuda-graph-backend-prefill"
-    ) not in ("", "disabled")
+    graphs = graphs_of(launch.flags, "prefill")
+    is_chosen = graphs.backend != "" and not graphs.is_off
+    forced = launch.flags.has("enforce-piecewise-cuda-graph") or is_chosen
     if _prefill_graphs_off(launch) or chunk_tokens <= 0:
         return 0
     if not forced and _prefill_graphs_incompatible(launch):
         return 0
-    limits = [chunk_tokens]
-    if model.uses_mla:
-        limits.append(launch.rules.mla_prefill_graph_tokens)
-    cap = flags.number("max-total-tokens")
-    if cap is not None:
-        limits.append(cap)
-    if "llama-2" in flags.model_path.lower():
-        limits.append(4096)
-    return len(prefill_buckets(min(limits)))
+    return len(graphs.sizes or prefill_buckets(_largest_prefill_graph(launch, chunk_tokens)))
+
+
+def _largest_prefill_graph(launch: LaunchInputs, chunk_tokens: int) -> int:
+    flags, given = launch.flags, graphs_of(launch.flags, "prefill").max_size
+    limits = [chunk_tokens] if given is None else [given]
+    if given is None:
+        if launch.model.uses_mla:
+            limits.append(launch.rules.mla_prefill_graph_tokens)
+        if (most_tokens := flags.number("max-total-tokens")) is not None:
+            limits.append(most_tokens)
+        if "llama-2" in flags.model_path.lower():
+            limits.append(4096)
+    if (context := flags.number("context-length")) is not None:
+        limits.append(context)
+    return min(limits)
 
 
 def captured_prefill_graphs(
@@ -165,7 +168,9 @@ def captured_prefill_graphs(
             return 0
         # Attention data parallelism divides the chunk after the fraction is set.
         chunk = chunk_tokens // launch.ranks.attention_dp_size
-        return min(priced, len(prefill_buckets(chunk)))
+        graphs = graphs_of(flags, "prefill")
+        is_given = graphs.sizes or graphs.max_size is not None
+        return priced if is_given else min(priced, len(prefill_buckets(chunk)))
     runner = flags.text("moe-runner-backend", "auto")
     if runner == "auto" and launch.gpu.compute_capability in (100, 103):
         # server_args.py of 0.5.12 picks FlashInfer's TRT-LLM experts for these models.
@@ -178,13 +183,12 @@ def captured_prefill_graphs(
 
 
 def _prefill_graphs_off(launch: LaunchInputs) -> bool:
-    switches = ["disable-piecewise-cuda-graph", "disable-prefill-cuda-graph"]
-    if launch.rules.prefill_graphs == "breakable":
-        # Piecewise graphs have a switch of their own.
-        switches.append("disable-cuda-graph")
-    if any(launch.flags.has(name) for name in switches):
+    if launch.flags.has("disable-piecewise-cuda-graph"):
         return True
-    return launch.flags.text("cuda-graph-backend-prefill") == "disabled"
+    if launch.rules.prefill_graphs != "breakable" and launch.flags.has("disable-cuda-graph"):
+        # Piecewise graphs have a switch of their own.
+        return launch.flags.has("disable-prefill-cuda-graph")
+    return graphs_of(launch.flags, "prefill").is_off
 
 
 def _prefill_graphs_incompatible(launch: LaunchInputs) -> bool:

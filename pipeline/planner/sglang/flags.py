@@ -13,9 +13,9 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.errors import PlanError
 
@@ -40,6 +40,8 @@ _SPELLINGS = {
     "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
     "cuda-graph-bs": "cuda-graph-bs-decode",
+    "piecewise-cuda-graph-max-tokens": "cuda-graph-max-bs-prefill",
+    "piecewise-cuda-graph-tokens": "cuda-graph-bs-prefill",
     "nsa-prefill-backend": "dsa-prefill-backend",
     "nsa-decode-backend": "dsa-decode-backend",
     "enable-hicache": "enable-hierarchical-cache",
@@ -53,6 +55,8 @@ _RENAMED = {
     "mamba-scheduler-strategy": ("mamba-radix-cache-strategy", "0.5.14", "0.5.21"),
     "cuda-graph-max-bs": ("cuda-graph-max-bs-decode", "0.5.14", "0.5.21"),
     "cuda-graph-bs": ("cuda-graph-bs-decode", "0.5.14", "0.5.21"),
+    "piecewise-cuda-graph-max-tokens": ("cuda-graph-max-bs-prefill", "0.5.14", "0.5.21"),
+    "piecewise-cuda-graph-tokens": ("cuda-graph-bs-prefill", "0.5.14", "0.5.21"),
     "nsa-prefill-backend": ("dsa-prefill-backend", "0.5.14", "0.5.21"),
     "nsa-decode-backend": ("dsa-decode-backend", "0.5.14", "0.5.21"),
 }
@@ -62,10 +66,12 @@ _INTS = frozenset(
         "tp-size", "dp-size", "pp-size", "ep-size", "attn-dp-size", "attn-cp-size", "dcp-size",
         "chunked-prefill-size", "max-prefill-tokens", "context-length", "page-size",
         "max-running-requests", "max-total-tokens", "max-mamba-cache-size",
-        "cuda-graph-max-bs-decode", "speculative-num-steps", "speculative-eagle-topk",
+        "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill",
+        "speculative-num-steps", "speculative-eagle-topk",
         "speculative-num-draft-tokens", "speculative-dspark-block-size",
         "speculative-dflash-block-size", "mamba-track-interval", "moe-dense-tp-size",
-        "ep-num-redundant-experts", "nnodes",
+        "ep-num-redundant-experts", "nnodes", "max-loras-per-batch", "max-lora-rank",
+        "cpu-offload-gb",
     }
 )  # fmt: skip
 _FLOATS = frozenset(
@@ -307,8 +313,31 @@ def _known(name: str) -> tuple[str, _Arity]:
 
 
 @cache
+def known_by_release() -> dict[tuple[int, int, int], frozenset[str]]:
+    """Return the flags that the parser of each release has, of those read one by one."""
+    names = _names()
+    known = {*names["no_value"], *names["one_value"], *names["many_values"]}
+    return {
+        (int(parts[0]), int(parts[1]), int(parts[2])): frozenset(known.difference(absent))
+        for release, absent in names["absent"].items()
+        if (parts := release.split("."))
+    }
+
+
+def spellings_of(name: str) -> tuple[str, ...]:
+    """Return all names of a flag: the newest, which is given, and those that it had."""
+    return (name, *(older for older, newest in _SPELLINGS.items() if newest == name))
+
+
+@cache
+def _names() -> dict[str, Any]:
+    names: dict[str, Any] = json.loads(_DATA.read_text())
+    return names
+
+
+@cache
 def _arities() -> dict[str, _Arity]:
-    names = json.loads(_DATA.read_text())
+    names = _names()
     table: dict[str, _Arity] = dict.fromkeys(names["no_value"], "none")
     table.update(dict.fromkeys(names["one_value"], "one"))
     table.update(dict.fromkeys(names["many_values"], "many"))
@@ -342,3 +371,59 @@ def _checked(key: str, words: tuple[str, ...], arity: _Arity) -> tuple[str, ...]
         if wrong:
             raise PlanError(f"argument --{key}: invalid {kind} value: {wrong[0]!r}")
     return words
+
+
+# --- CUDA graphs ------------------------------------------------------------------------------
+# The JSON of --cuda-graph-config precedes the flags of a phase, and these the switches for both.
+# SGLang 0.5.23, arg_groups/cuda_graph_hook.py: parse_cuda_graph_config
+
+Phase = Literal["decode", "prefill"]
+_DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseGraphs:
+    """Graphs of a phase; what is empty or None is left to SGLang."""
+
+    backend: str
+    max_size: int | None
+    """Largest batch of decoding, or most tokens of a prefill."""
+    sizes: tuple[int, ...]
+
+    @property
+    def is_off(self) -> bool:
+        return self.backend == _DISABLED
+
+
+def graphs_of(flags: LaunchFlags, phase: Phase) -> PhaseGraphs:
+    """Return what the line says. Raises PlanError for JSON that cannot be read."""
+    given = _config(flags.text("cuda-graph-config")).get(phase)
+    given = given if isinstance(given, Mapping) else {}
+    backend = flags.text(f"cuda-graph-backend-{phase}")
+    if not backend and any(
+        flags.has(name) for name in ("disable-cuda-graph", f"disable-{phase}-cuda-graph")
+    ):
+        backend = _DISABLED
+    listed = given.get("bs") or flags.words(f"cuda-graph-bs-{phase}")
+    sizes = [int(size) for text in listed for size in re.findall(r"\d+", str(text))]
+    max_size = given.get("max_bs", flags.number(f"cuda-graph-max-bs-{phase}"))
+    return PhaseGraphs(
+        backend=str(given.get("backend", backend)),
+        max_size=max_size if isinstance(max_size, int) else None,
+        sizes=tuple(sizes),
+    )
+
+
+@lru_cache(maxsize=64)
+def _config(text: str) -> Mapping[str, object]:
+    if not text:
+        return {}
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise PlanError(
+            f"argument --cuda-graph-config: expected a JSON object, found {text[:80]!r}"
+        )
+    return config

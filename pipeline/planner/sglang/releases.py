@@ -70,6 +70,8 @@ class ReleaseRules:
     # SGLANG_ENABLE_SPEC_V2; without the switch, speculation always overlaps
     spec_v2_switch: bool
     label: str
+    # how the release was named: a build may have rules of its own
+    naming: Literal["exact", "inexact", "none"]
 
 
 _0_5_10 = ReleaseRules(
@@ -103,6 +105,7 @@ _0_5_10 = ReleaseRules(
     shared_logits_buffer=False,
     spec_v2_switch=True,
     label="0.5.10",
+    naming="exact",
 )
 
 
@@ -232,6 +235,10 @@ def no_stages(architecture: str, rules: ReleaseRules) -> bool:
     return architecture in _WITHOUT_STAGES and rules.release >= _STAGES_READ
 
 
+# "0.5.16 + patches", "0.5.16.dev3", "0.5.16rc1": builds that may differ from the release
+_PATCHED = re.compile(r"\s|\+|dev|rc|fork|patch", re.IGNORECASE)
+
+
 @cache
 def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:
     """Return the rules of a release, in any spelling, and what had to be assumed."""
@@ -242,7 +249,11 @@ def rules_for(version: str | None) -> tuple[ReleaseRules, tuple[str, ...]]:
         notes = (*notes, f"releases before 0.5.10 were not read: {label} is planned as 0.5.10")
     elif release > NEWEST:
         notes = (*notes, f"{label} is newer than the newest release read: planned as 0.5.23")
-    return _changed(rules, release), notes
+    named = (version or "").strip()
+    if not named:
+        return _changed(rules, release, naming="none"), notes
+    is_exact = not notes and not _PATCHED.search(named)
+    return _changed(rules, release, naming="exact" if is_exact else "inexact"), notes
 
 
 def _release_of(version: str | None) -> tuple[Release, tuple[str, ...]]:

@@ -200,6 +200,8 @@ def _kv_dtype(flags: LaunchFlags, model: ModelFacts, gpu: Gpu) -> str:
         return "bfloat16"
     if isinstance(model.cache, SparseMlaCache):
         return "fp8_e4m3" if gpu.compute_capability >= 100 else "bfloat16"
+    if flags.text("dtype") in ("float", "float32"):
+        return "float32"
     return "fp8_e4m3" if model.format.fp8_kv_cache else "bfloat16"
 
 

@@ -4,13 +4,23 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.planner.cards import gpu_named
+from pipeline.planner.memory.launch import ResolvedLaunch
+from pipeline.planner.memory.plan import resolve_as_stored
+from pipeline.planner.memory.sizing import Stopped, assess
 from pipeline.planner.memory.weights import (
     LOAD_RESIDUE_BYTES,
+    adapter_bytes,
     draft_weights,
+    offloaded_bytes,
+    peak_bytes,
     rank_share,
     target_bytes,
 )
+from pipeline.planner.sglang.flags import parse_launch_line
+from pipeline.planner.sglang.releases import rules_for
 from schemas.plan import CheckpointFormat, Moe, Shard
+from schemas.units import GIB
 from tests.fakes.launches import MTP, catalogue_model, launch_of, with_one_group
 
 DP = "--tp 8 --dp-size 2 --enable-dp-attention"
@@ -134,3 +144,58 @@ def test_built_in_draft_loads_vocabulary_that_is_freed() -> None:
     # embedding and head of 129,280 x 7168 in 16 bits over 8 ranks
     assert draft.freed_bytes == 2 * 2 * 129_280 * 7_168 // 8
     assert draft_weights(launch_of("deepseek-ai/DeepSeek-V3", "--tp 8")).freed_bytes == 0
+
+
+# -- while loading, on the host, and adapters
+
+
+def as_loaded(line: str, gpu: str = "h200") -> ResolvedLaunch:
+    flags = parse_launch_line(line.split())
+    rules = rules_for("0.5.23")[0]
+    launch = resolve_as_stored(
+        catalogue_model("Qwen/Qwen3-32B"), gpu_named(gpu), flags, rules, None
+    )
+    assert isinstance(launch, ResolvedLaunch)
+    return launch
+
+
+def test_checkpoint_that_is_quantised_on_load_is_whole_at_first() -> None:
+    whole = target_bytes(as_loaded(""))
+    quantised = as_loaded("--quantization fp8")
+    assert peak_bytes(quantised) == whole > 1.8 * target_bytes(quantised)
+    # stored by another program, and not quantised at all
+    assert peak_bytes(as_loaded("--quantization awq")) == peak_bytes(as_loaded("")) == 0
+    # 61 GiB in 16 bits on a card of 44 GiB, which would hold the 32 GiB that stay
+    stopped = assess(as_loaded("--quantization fp8", "l40s"))
+    assert isinstance(stopped, Stopped)
+    assert stopped.stage == "weights"
+
+
+def test_offloaded_weights_are_those_of_layers_at_most() -> None:
+    assert offloaded_bytes(as_loaded("")) == 0
+    assert offloaded_bytes(as_loaded("--cpu-offload-gb 20")) == 20 * GIB
+    # All 64 layers: 32.76e9 parameters less 2 x 151,936 x 5120 of embedding and head, in 16 bits.
+    assert offloaded_bytes(as_loaded("--cpu-offload-gb 500")) / GIB == pytest.approx(58.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", 0),
+        # In and out of a layer: q and o 2 x 13,312, k and v 2 x 6,144, gate, up, down 3 x 30,720:
+        # 131,072; x 64 layers x rank 64 x 8 adapters x 2 bytes / TP 2
+        ("--enable-lora --max-lora-rank 64 --tp 2", 131_072 * 64 * 64 * 8),
+        ("--lora-paths a=b --max-lora-rank 16 --max-loras-per-batch 2", 131_072 * 64 * 16 * 2 * 2),
+        ("--enable-lora --max-lora-rank 8 --lora-target-modules q_proj k_proj",
+         (13_312 + 6_144) * 64 * 8 * 8 * 2),
+    ],
+)  # fmt: skip
+def test_adapters_have_buffers_for_each_module(line: str, expected: int) -> None:
+    assert adapter_bytes(as_loaded(line)) == expected
+
+
+def test_wider_dtype_doubles_weights_and_cache() -> None:
+    plain, wide = as_loaded(""), as_loaded("--dtype float32")
+    assert target_bytes(wide) / target_bytes(plain) == pytest.approx(2, abs=0.01)
+    assert wide.settings.kv_cache_dtype == "float32"
+    assert as_loaded("--dtype half").settings == plain.settings

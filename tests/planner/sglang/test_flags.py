@@ -3,7 +3,13 @@
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line, renaming_of, spelled_for
+from pipeline.planner.sglang.flags import (
+    LaunchFlags,
+    graphs_of,
+    parse_launch_line,
+    renaming_of,
+    spelled_for,
+)
 
 
 def parse(line: str) -> LaunchFlags:
@@ -257,3 +263,37 @@ def test_environment_of_docker_is_read_and_its_own_options_are_not_sglangs() -> 
             "HF_TOKEN": "secret", "SGLANG_ENABLE_SPEC_V2": "1", "NCCL_DEBUG": "INFO",
         }  # fmt: skip
         assert flags.set_aside == ()
+
+
+# -- CUDA graphs
+
+
+@pytest.mark.parametrize(
+    ("line", "backend", "max_size", "sizes"),
+    [
+        ("", "", None, ()),
+        ("--cuda-graph-max-bs-prefill 2048", "", 2048, ()),
+        ("--piecewise-cuda-graph-max-tokens 2048", "", 2048, ()),
+        ("--cuda-graph-bs-prefill 4 8 16", "", None, (4, 8, 16)),
+        ("--disable-prefill-cuda-graph", "disabled", None, ()),
+        ("--disable-cuda-graph", "disabled", None, ()),
+        # the backend of a phase precedes the switches
+        ("--disable-cuda-graph --cuda-graph-backend-prefill full", "full", None, ()),
+        # and the JSON precedes the flags
+        ('--cuda-graph-config {"prefill":{"max_bs":64}} --cuda-graph-max-bs-prefill 8', "", 64, ()),
+        ('--cuda-graph-config {"prefill":{"backend":"disabled","bs":[1,2]}}', "disabled", None,
+         (1, 2)),
+        ('--cuda-graph-config {"decode":{"max_bs":64}}', "", None, ()),
+    ],
+)  # fmt: skip
+def test_graphs_of_prefill_are_those_of_the_line(
+    line: str, backend: str, max_size: int | None, sizes: tuple[int, ...]
+) -> None:
+    graphs = graphs_of(parse_launch_line(line.split()), "prefill")
+    assert (graphs.backend, graphs.max_size, graphs.sizes) == (backend, max_size, sizes)
+
+
+def test_graph_config_that_is_no_json_is_named() -> None:
+    flags = parse_launch_line(["--cuda-graph-config", "{oops"])
+    with pytest.raises(PlanError, match=r"--cuda-graph-config: expected a JSON object, found '\{o"):
+        graphs_of(flags, "prefill")
