@@ -174,11 +174,12 @@ def _explained(
     options: argparse.Namespace, line: list[str]
 ) -> "tuple[LaunchPlan | RefusedPlan, str]":
     """Return the plan of a launch line, and what is printed of it."""
+    from pipeline.planner.launch_text import launch_words
     from pipeline.planner.memory.plan import ExpectedLengths, explain_launch
     from pipeline.planner.sglang.flags import parse_launch_line
     from pipeline.recipes.deploy.launch import launch_of_line, values_of_line
 
-    flags = parse_launch_line(line)
+    flags = parse_launch_line(launch_words(line))
     gpu = _gpu(options)
     lengths = ExpectedLengths(
         prompt_tokens=options.prompt_tokens, output_tokens=options.output_tokens

@@ -13,6 +13,7 @@ from pipeline.models.files import generation_config, load_model, read_model
 from pipeline.planner.cards import gpu_named, gpu_of
 from pipeline.planner.estimate.estimate import EstimateQuery, PricedGroup
 from pipeline.planner.estimate.prices import prices_of
+from pipeline.planner.launch_text import launch_words
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, longest_output
 from pipeline.planner.memory.plan import ExpectedLengths
 from pipeline.planner.rate.ranking import Load
@@ -77,7 +78,7 @@ def estimate_query(
 
 def own_launch_of(run: RunFile, words: Sequence[str]) -> LaunchFlags:
     """Parse the user's own launch line of the run's model. Raises PlanError for another model."""
-    line = parse_launch_line(words)
+    line = parse_launch_line(launch_words(words))
     if line.model_path not in ("", run.model):
         raise PlanError(
             f"the launch line has --model-path {line.model_path}, the run file model: {run.model}"

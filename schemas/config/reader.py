@@ -138,15 +138,20 @@ def _text_of(path: Path) -> str:
         raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from None
 
 
-def _mapping(text: str, source: str) -> dict[str, object]:
+def yaml_value(text: str, source: str) -> object:
+    """Parse YAML into plain values. Raises ConfigError, which begins with the source."""
     try:
-        values = _parsed(text)
+        return _parsed(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{source}:{where} not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _mapping(text: str, source: str) -> dict[str, object]:
+    values = yaml_value(text, source)
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: found {_shown(values)}; expected a mapping of keys to values")
     return values

@@ -222,6 +222,11 @@ def _verdict_lines(plan: LaunchPlan) -> list[str]:
             f"{capacity.max_running_requests} running requests, limited by {capacity.limited_by}"
         )
         lines.append(f"  {plan.requests_at_expected_length} requests at the expected length")
+    if plan.verdict == "marginal":
+        lines.append(
+            "  start it once, then plan again with --calibrate-from LOG: the engine's own figures "
+            "decide"
+        )
     return lines
 
 
