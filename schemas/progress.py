@@ -86,6 +86,8 @@ class Orders:
     """Reason to drain the engine, whose output has turned bad."""
     has_others: bool = False
     """True if other engines run."""
+    relaunch: tuple[str, ...] | None = None
+    """Launch flags under which to start the engine anew, with what its rows have kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

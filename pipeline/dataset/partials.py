@@ -25,7 +25,7 @@ from schemas.units import MIB
 _MOST_BYTES = 256 * MIB
 # A drain has two seconds by default: what is written by then counts.
 _FILE_BYTES = 8 * MIB
-_NAME = re.compile(r"begun-(?P<session>[^-]+)-(?P<worker>.+)-\d+\.jsonl")
+_NAME = re.compile(r"begun-(?P<session>[^-]+)-(?P<worker>.+)-(?P<number>\d+)\.jsonl")
 
 _Line = tuple[BegunRow, bytes]
 
@@ -42,7 +42,9 @@ class Partials:
     def keep(self, session_id: str, worker_id: str, rows: Sequence[BegunRow]) -> int:
         """Write a worker's rows, those with the most tokens first. Return how many are kept."""
         self.folder.make(PARTIALS)
-        waiting, num_kept, size_bytes, file_bytes, number = list[_Line](), 0, 0, 0, 0
+        waiting, num_kept, size_bytes, file_bytes = list[_Line](), 0, 0, 0
+        # Rows of an earlier stop of this worker may still be continued from its files.
+        number = self._next_number(session_id, worker_id)
         for row in sorted(rows, key=lambda row: -row.num_tokens):
             line = row.to_json().encode()
             size_bytes += len(line)
@@ -57,6 +59,14 @@ class Partials:
         if waiting:
             self._write(f"begun-{session_id}-{worker_id}-{number:03d}.jsonl", waiting)
         return num_kept + len(waiting)
+
+    def _next_number(self, session_id: str, worker_id: str) -> int:
+        own = [
+            match
+            for match in map(_NAME.fullmatch, self.folder.names(PARTIALS))
+            if match and (match["session"], match["worker"]) == (session_id, worker_id)
+        ]
+        return max((int(match["number"]) + 1 for match in own), default=0)
 
     def _write(self, name: str, lines: Sequence["_Line"]) -> None:
         rows = [[row.row_id, row.sample_index, row.num_tokens] for row, _ in lines]

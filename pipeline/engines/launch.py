@@ -73,6 +73,10 @@ class LaunchHistory:
     _ends: tuple[Tried, ...] = ()
     """Ends of the last hours, those included that are forgotten because the engine worked since."""
     _calibrations: "Calibrations | None" = None
+    _former: LaunchFlags | None = None
+    """Flags to return to when those that are tried fail."""
+    _is_up: bool = False
+    """True once the current flags have come up."""
 
     @property
     def is_begun(self) -> bool:
@@ -148,6 +152,28 @@ class LaunchHistory:
                 "a row that does not fit is refused'"
             )
 
+    # -- other flags
+
+    def try_plan(self, words: Sequence[str]) -> None:
+        """Take other flags for the next start; return to the present ones if they fail."""
+        assert self.flags is not None
+        flags = _as_planned(users_flags(self.config), tuple(words))
+        context = self.flags.number("context-length")
+        if context is not None:
+            # Lengthened for the chat template, or cut by a step down.
+            flags = flags.changed({"context-length": str(context)})
+        self._former, self.flags, self._is_up = self.flags, flags, False
+        self.log(f"event=trial_start flags={self.text!r}")
+
+    def _returns_to_former(self, cause: Cause) -> bool:
+        """Return to the flags before those that are tried, if these are to blame, or may be."""
+        is_theirs = not self._is_up or cause.kind in (*MENDED_BY_FLAGS, *CRASH_KINDS)
+        if self._former is None or not is_theirs:
+            return False
+        self.flags, self._former = self._former, None
+        self.log(f"event=trial_failed cause={cause.summary!r} flags={self.text!r}")
+        return True
+
     # -- what comes of a start
 
     def lengthen_context(self, trial_tokens: int | None) -> bool:
@@ -180,6 +206,7 @@ class LaunchHistory:
     def note_up(self, log_text: str, info: Mapping[str, Any]) -> int:
         """Note the figures of an engine that runs; return the requests to keep in flight."""
         assert self.flags is not None
+        self._is_up = True
         reported, logged = server_figures(info), figures(log_text)
         self.release = reported.release or self.release
         if self._calibrations is not None and logged is not None:
@@ -204,6 +231,8 @@ class LaunchHistory:
         """Return what follows on an engine's end; a step changes the flags at once."""
         assert self.flags is not None
         assert self.basis is not None
+        if self._returns_to_former(cause):
+            return Again(wait_s=0.0, reason="the flags before worked")
         end = Tried(flags=self.flags, cause=cause, ended_s=now_s)
         self._tried = (*filter(partial(_still_counts, now_s=now_s), self._tried), end)
         self._ends = (*(one for one in self._ends if now_s - one.ended_s <= ENDS_WINDOW_S), end)

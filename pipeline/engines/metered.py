@@ -93,6 +93,9 @@ class MeteredEngine:
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         return self.served.prompt_tokens_at_least(messages)
 
+    def use_plan(self, words: Sequence[str]) -> None:
+        self.served.use_plan(words)
+
     async def stop(self) -> None:
         self._stop_reading()
         try:

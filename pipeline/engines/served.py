@@ -228,6 +228,11 @@ class ServedEngine:
             # The model's own tokenizer fails on this text; the server says what it makes of it.
             return 0
 
+    def use_plan(self, words: Sequence[str]) -> None:
+        """Have the next start of an SGLang engine try other flags, once it is stopped."""
+        if self._launch is not None:
+            self._launch.try_plan(words)
+
     async def stop(self) -> None:
         """Close the client and end the process."""
         await self._vitals.end()

@@ -62,6 +62,11 @@ class RemoteBook:
     async def release(self, worker_id: str) -> None:
         await self.coordinator.release.remote(worker_id)
 
+    async def hand_over(self, worker_id: str) -> None:
+        # What the former launch was last seen to do.
+        await self.note_last_span(worker_id)
+        await self.coordinator.hand_over.remote(worker_id)
+
     async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         await self.coordinator.engine_died.remote(rows)
 

@@ -143,6 +143,13 @@ class Coordinator:
         """Open every row that the ledger still leases to a worker that holds none."""
         self._ledger.worker_left(worker_id)
 
+    @_waits_for_folder
+    def hand_over(self, worker_id: str) -> None:
+        """Open the rows of a worker whose engine restarts on purpose, to be continued first."""
+        self._ledger.worker_left(worker_id)
+        self._ledger.renew(worker_id, now_s=monotonic())
+        self._continue_first(worker_id)
+
     def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
         self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
 

@@ -1,4 +1,4 @@
-"""Start one engine, watch it, and note when it is lost."""
+"""Start one engine, watch it, note when it is lost, and restart it on purpose."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ from time import monotonic
 from pipeline.errors import EngineError, EngineGivenUpError
 from pipeline.worker.background import Background, ends_before
 from pipeline.worker.intervals import Intervals
+from pipeline.worker.leasing import HeldRows
 from pipeline.worker.loop_lag import LoopLag
 from pipeline.worker.ports import Engine
 from pipeline.worker.retries import Starts, is_out_of_starts
@@ -159,3 +160,43 @@ class EngineWatch:
             if trouble is not None:
                 self.lost_cause = self.last_cause = trouble
                 self.wake.set()
+
+
+@dataclass(slots=True)
+class Relaunch:
+    """Order to restart one engine under other launch flags.
+
+    Invariant: a row of the engine is finished and published, or open again with what it has.
+    """
+
+    engine: Engine
+    watch: EngineWatch
+    rows: HeldRows
+    wake: asyncio.Event
+    _plan: tuple[str, ...] | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Tell if an order is still to be carried out; rows that are cut off belong to it."""
+        return self._plan is not None
+
+    def order(self, plan: tuple[str, ...]) -> None:
+        self._plan = plan
+        self.wake.set()
+
+    def forget(self) -> None:
+        """Drop the order: the engine was lost before it."""
+        self._plan = None
+
+    async def carry_out(self) -> None:
+        """Leave the rows to whichever engine is up first, and start this one anew.
+
+        Raises EngineError when neither the new flags nor the former ones start.
+        """
+        assert self._plan is not None
+        await self.watch.stop_watching()
+        await self.rows.hand_over()
+        await self.engine.stop()
+        self.engine.use_plan(self._plan)
+        self._plan = None
+        await self.watch.restart()

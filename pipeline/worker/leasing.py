@@ -11,8 +11,11 @@ from time import monotonic
 
 from pipeline.dataset.partials import Partials
 from pipeline.dataset.prompts import history
+from pipeline.worker.background import Background
 from pipeline.worker.backlog import Backlog, InFlight
 from pipeline.worker.ports import Engine, LeaseBook
+from pipeline.worker.publishing import Publisher
+from pipeline.worker.refusals import Refusals
 from pipeline.worker.row import Row, begun_row, over_context, resume_row, rows_of_lease
 from schemas.prompt import Problem, Prompt
 from schemas.shard import Lease, LeaseKey
@@ -20,6 +23,9 @@ from schemas.shard import Lease, LeaseKey
 # SGLang ends aborted requests after its current step, of a tenth of a second at most; answers of
 # 1,000 requests take a second to read. A drain has two seconds by default.
 _MOST_WAIT_S = 1.2
+# An engine that is restarted on purpose has no time limit. assumed: a busy client reads all answers
+# of 4,000 requests within this
+_MOST_WAIT_TO_RESTART_S = 15.0
 # A request that was on its way to the scheduler is not aborted with the others.
 _REPEAT_S = 0.3
 
@@ -97,11 +103,13 @@ class Leases:
         """Give up whatever the coordinator still counts as this worker's."""
         await self.book.release(self.worker_id)
 
-    async def keep_begun(self, in_flight: InFlight, waiting: Iterable[Row]) -> None:
+    async def keep_begun(
+        self, in_flight: InFlight, waiting: Iterable[Row], *, within_s: float = _MOST_WAIT_S
+    ) -> None:
         """Abort the requests in flight, and keep what these rows and those that wait have."""
         if self.partials is None:
             return
-        until_s = monotonic() + _MOST_WAIT_S
+        until_s = monotonic() + within_s
         while in_flight and monotonic() < until_s and await self.engine.abort_all():
             await in_flight.wait_for_end(_REPEAT_S)
         rows = [*in_flight.cut_off, *in_flight, *waiting]
@@ -131,6 +139,45 @@ class Leases:
             return None
         num_tokens = self.engine.prompt_tokens_at_least(history(prompt.messages, []))
         return over_context(num_tokens, self.engine.context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of one worker that have not ended: in line, in flight, held back or unpublished."""
+
+    in_flight: InFlight
+    backlog: Backlog
+    refusals: Refusals
+    publisher: Publisher
+    leases: Leases
+    leasing: Background
+
+    async def hand_over(self) -> None:
+        """Keep what the rows have, and leave them to the engine that takes them first."""
+        await self.leases.keep_begun(self.in_flight, self.backlog, within_s=_MOST_WAIT_TO_RESTART_S)
+        await self.stop()
+        await self.leases.book.hand_over(self.leases.worker_id)
+
+    async def stop(self) -> None:
+        """Publish what is finished, and forget all other rows."""
+        await self.in_flight.cancel_and_wait()
+        await self.leasing.settle()
+        await self.publisher.flush_all()
+        self._forget()
+
+    async def drop(self) -> None:
+        """Drop every row and release: a lease that came meanwhile goes back with the rest."""
+        self.leases.hold_off()
+        await self.leasing.settle()
+        self._forget()
+        await self.leases.release()
+
+    def _forget(self) -> None:
+        self.in_flight.cancel()
+        self.in_flight.cut_off.clear()
+        self.backlog.clear()
+        self.refusals.clear()
+        self.publisher.clear()
 
 
 def _continue_rows(rows: Iterable[Row], lease: Lease, partials: Partials) -> int:

@@ -18,10 +18,10 @@ from pipeline.errors import EngineError
 from pipeline.quality.flags import LanguageOf
 from pipeline.worker.background import Background
 from pipeline.worker.backlog import Backlog, InFlight
-from pipeline.worker.engine_watch import EngineWatch
+from pipeline.worker.engine_watch import EngineWatch, Relaunch
 from pipeline.worker.generation import Generator
 from pipeline.worker.intervals import Intervals
-from pipeline.worker.leasing import Leases
+from pipeline.worker.leasing import HeldRows, Leases
 from pipeline.worker.ports import Engine, LeaseBook
 from pipeline.worker.publishing import REFUSED, Publisher
 from pipeline.worker.refusals import MOST_HELD, Refusals, RefusalWatch
@@ -69,6 +69,8 @@ class Worker:
     _engine_watch: EngineWatch = field(init=False)
     _refusals: Refusals = field(init=False)
     _refusal_watch: RefusalWatch = field(init=False)
+    _rows: HeldRows = field(init=False)
+    _relaunch: Relaunch = field(init=False)
     _reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,6 +131,9 @@ class Worker:
             wake=self._wake,
             intervals=self.intervals,
         )
+        self._rows = HeldRows(self._in_flight, self._backlog, self._refusals, self._publisher,
+                              self._leases, self._leasing)  # fmt: skip
+        self._relaunch = Relaunch(engine, self._engine_watch, self._rows, self._wake)
         self._reporter = Reporter(self.worker_id, engine, self._backlog, self._in_flight,
                                   self._generator, self._publisher, self._engine_watch)  # fmt: skip
 
@@ -172,6 +177,10 @@ class Worker:
             self._leave_as_bad(cause)
         if self._engine_watch.lost_cause is not None:
             await self._recover_engine(self._engine_watch.lost_cause)
+        elif self._relaunch.is_ordered:
+            self._state = "restarting"
+            await self._relaunch.carry_out()
+            self._attempts.reset()
         elif self._refusal_watch.has_others and self._attempts.is_to_leave_rows(monotonic()):
             await self._leave_rows_to_others()
         is_busy = self._in_flight or self._backlog.num_waiting or self._refusals.num_held
@@ -220,7 +229,7 @@ class Worker:
 
     async def _handle_interruption(self, row: Row, outcome: Interruption) -> None:
         """Delay the row, set it aside after its last attempt, or note that the engine is lost."""
-        if self._draining.is_set():
+        if self._draining.is_set() or self._relaunch.is_ordered:
             self._in_flight.cut_off.append(row)
             return
         self._engine_watch.note_interruption(outcome.cause)
@@ -282,20 +291,6 @@ class Worker:
         is_working = self._backlog or self._in_flight or self._refusals.num_held
         return not (is_publishing or is_working)
 
-    async def _drop_rows_of_lost_leases(self) -> None:
-        """Drop every row and release: a lease that came meanwhile goes back with the rest."""
-        self._leases.hold_off()
-        await self._leasing.settle()
-        self._forget_rows()
-        await self._leases.release()
-
-    def _forget_rows(self) -> None:
-        self._in_flight.cancel()
-        self._in_flight.cut_off.clear()
-        self._backlog.clear()
-        self._refusals.clear()
-        self._publisher.clear()
-
     # -- heartbeats
 
     async def _send_heartbeats(self) -> None:
@@ -309,7 +304,9 @@ class Worker:
             self._wake.set()
         elif orders.leases_are_lost:
             self.log(f"event=leases_lost worker={self.worker_id}")
-            await self._drop_rows_of_lost_leases()
+            await self._rows.drop()
+        elif orders.relaunch is not None:
+            self._relaunch.order(orders.relaunch)
         elif orders.give_back_rows:
             await self._leases.give_back(self._backlog.take_unstarted(orders.give_back_rows))
         self._refusal_watch.has_others = orders.has_others
@@ -324,6 +321,7 @@ class Worker:
         """Publish what is finished, give the rest back to be done elsewhere, start again."""
         self.log(f"event=engine_lost worker={self.worker_id} cause={cause!r}")
         self._state = "restarting"
+        self._relaunch.forget()
         await self._engine_watch.stop_watching()
         await self._blame_rows(cause)
         await self._give_all_back(cause)
@@ -346,22 +344,15 @@ class Worker:
                 self._finish(row, engine_killed(row, cause))
 
     async def _give_all_back(self, cause: str) -> None:
-        await self._stop_rows()
+        await self._rows.stop()
         await self.book.engine_lost(self.worker_id, cause)
 
     async def _leave_rows_to_others(self) -> None:
         """Hand all rows back, at no cost of theirs, while the engine is busy or away."""
         wait_s = self._attempts.rest(monotonic())
         self.log(f"event=rows_left_to_others worker={self.worker_id} wait_s={wait_s:.0f}")
-        await self._stop_rows()
+        await self._rows.stop()
         await self._leases.release()
-
-    async def _stop_rows(self) -> None:
-        """Publish what is finished, and forget all other rows."""
-        await self._in_flight.cancel_and_wait()
-        await self._leasing.settle()
-        await self._publisher.flush_all()
-        self._forget_rows()
 
     def _leave_as_bad(self, cause: str) -> None:
         """Raises EngineError. Flagged rows that are not published are left for other workers."""

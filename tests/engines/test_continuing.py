@@ -16,6 +16,7 @@ from pipeline.engines.served import ServedEngine
 from pipeline.store.folder import LocalFolder
 from pipeline.worker.worker import Worker
 from schemas.config.run_file import RunFile
+from schemas.progress import Orders
 from tests.fakes.desk import (
     QUICK,
     LocalBook,
@@ -251,3 +252,80 @@ def test_rows_of_a_model_whose_tokenizer_is_not_at_hand_are_not_kept(site: MakeS
     at.settings["model"] = "Qwen/Qwen3.6-27B"
     at.stop_in_flight(at.worker("w0", tokenizer=str(at.root / "Qwen3.6-words")), after_s=0.5)
     assert not at.partials().names()
+
+
+# -- a restart on purpose, under other flags
+
+OTHER_PLAN = ("--chunked-prefill-size", "4096")
+
+
+def relaunch_in_flight(at: Site, worker: Worker, plan: tuple[str, ...]) -> None:
+    """Run a worker to its end, and order the other plan once all rows are in flight."""
+
+    async def life() -> None:
+        running = asyncio.create_task(worker.run())
+        while worker.report().in_flight < NUM_ROWS:
+            await asyncio.sleep(0.005)
+            assert not running.done(), at.events
+        await asyncio.sleep(0.2)
+        at.book.orders.append(Orders(relaunch=plan))
+        await running
+
+    asyncio.run(life())
+
+
+def test_engine_that_restarts_under_another_plan_continues_its_rows(
+    site: MakeSite, whole: dict[str, object]
+) -> None:
+    at = site()
+    worker = at.worker("w0", token_s=0.01)
+    relaunch_in_flight(at, worker, OTHER_PLAN)
+    each_once(at.book, NUM_ROWS)
+    rows = published_rows(at.book)
+    assert (written(rows), places(rows)) == (whole, {("w0",)})
+    assert {row["plan"] for row in rows.values()} == {" ".join(OTHER_PLAN)}
+    assert (worker.report().restarts, at.book.lost) == (1, [])
+    assert not at.book.ledger.deaths
+
+
+@pytest.mark.slow
+def test_plan_that_does_not_start_costs_no_row_and_the_former_one_comes_back(
+    site: MakeSite, whole: dict[str, object]
+) -> None:
+    at = site()
+    # The draft head does not fit beside the weights.
+    worker = at.worker("w0", token_s=0.01, draft_gib=99.0)
+    relaunch_in_flight(at, worker, ("--speculative-algorithm", "EAGLE"))
+    each_once(at.book, NUM_ROWS)
+    rows = published_rows(at.book)
+    assert (written(rows), places(rows)) == (whole, {("w0",)})
+    assert {row["plan"] for row in rows.values()} == {f"--max-running-requests {NUM_ROWS}"}
+    (failed,) = at.logged("trial_failed")
+    assert "out of memory" in failed.lower()
+    assert not at.logged("given_up")
+
+
+@pytest.mark.slow
+def test_worker_that_is_killed_while_its_engine_restarts_loses_and_doubles_no_row(
+    site: MakeSite, whole: dict[str, object]
+) -> None:
+    at = site()
+    worker = at.worker("w0", token_s=0.01)
+
+    async def life() -> None:
+        running = asyncio.create_task(worker.run())
+        while worker.report().in_flight < NUM_ROWS:
+            await asyncio.sleep(0.005)
+            assert not running.done(), at.events
+        await asyncio.sleep(0.2)
+        at.book.orders.append(Orders(relaunch=OTHER_PLAN))
+        while not at.logged("trial_start"):
+            await asyncio.sleep(0.001)
+            assert not running.done(), at.events
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(life())
+    at.book.ledger.worker_lost("w0")
+    rows = at.finish(at.worker("w1", **FAST))
+    assert (written(rows), places(rows)) == (whole, {("w1",)})

@@ -74,6 +74,11 @@ class LocalBook:
     async def release(self, worker_id: str) -> None:
         self.ledger.worker_left(worker_id)
 
+    async def hand_over(self, worker_id: str) -> None:
+        self.ledger.worker_left(worker_id)
+        if self.begun is not None:
+            self.ledger.put_first(self.begun.load(worker_id))
+
     async def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
         self.ledger.engine_died(rows)
 

@@ -59,6 +59,8 @@ class FakeEngine:
     peak_in_flight: int = 0
     starts: int = 0
     alive: bool = False
+    plans: list[tuple[str, ...]] = field(default_factory=list)
+    """Launch flags that it was to use."""
 
     async def start(self) -> None:
         self.starts += 1
@@ -99,6 +101,10 @@ class FakeEngine:
 
     def prompt_tokens_at_least(self, messages: Sequence[Message]) -> int:
         return sum(len(message.content) for message in messages)
+
+    def use_plan(self, words: Sequence[str]) -> None:
+        assert not self.alive
+        self.plans.append(tuple(words))
 
     async def stop(self) -> None:
         self.alive = False

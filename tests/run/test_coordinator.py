@@ -449,6 +449,27 @@ def test_rows_that_a_planned_stop_interrupted_are_leased_first_with_what_they_ha
     assert (third.rows[0], third.begun) == (0, ((5, "begun-s-w1-000.jsonl"),))
 
 
+def test_rows_of_an_engine_that_restarts_on_purpose_are_continued_first_and_by_whoever_is_up(
+    coordinator: Build, tmp_path: Path
+) -> None:
+    frozen(LocalFolder(tmp_path), prompts_of(300), name="f")
+    book = coordinator(300, engines=2)
+    book.lease("w0")
+    second = book.lease("w0").lease
+    assert second is not None
+    partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
+    partials.keep("s", "w0", [begun_row(second.rows[5])])
+    book.hand_over("w0")
+    lease = book.lease("w1").lease
+    assert lease is not None
+    assert lease.begun == ((second.rows[5], "begun-s-w0-000.jsonl"),)
+    # It restarts and lives: its leases are given back, and none is lost.
+    assert book.poll()[0].leases_lost == 0
+    # The files of its next restart have names of their own.
+    partials.keep("s", "w0", [begun_row(7)])
+    assert partials.names() == ["begun-s-w0-000.jsonl", "begun-s-w0-001.jsonl"]
+
+
 def test_partials_go_when_the_run_is_done(coordinator: Build, tmp_path: Path) -> None:
     frozen(LocalFolder(tmp_path), prompts_of(1), name="f")
     partials = Partials(folder=LocalFolder(tmp_path), run_id="r", settings="")
