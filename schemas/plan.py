@@ -242,6 +242,8 @@ class ModelFacts:
     checkpoint_bytes: int
     nearest_family: bool
     assumptions: tuple[str, ...]
+    stored: "ModelFacts | None" = None
+    """Facts of the files, where the flags of a launch change them."""
 
 
 # --- the launch ------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pipeline.planner.sglang.releases import ReleaseRules
 from pipeline.planner.sglang.settings import RefusedLaunch, resolved
 from schemas.plan import (
     Calibration,
-    CheckpointFormat,
     Gpu,
     GqaCache,
     KvLayout,
@@ -41,8 +40,6 @@ class ResolvedLaunch:
     rules: ReleaseRules
     settings: PlanSettings
     calibration: Calibration | None
-    stored_format: CheckpointFormat | None = None
-    """Format of the files where the engine loads them into another."""
 
     def at_fraction(self, fraction: float) -> "ResolvedLaunch":
         """Return this launch with another memory fraction, on which no other setting depends."""
@@ -60,7 +57,8 @@ def resolve_launch(
     rules: ReleaseRules,
     calibration: Calibration | None = None,
 ) -> ResolvedLaunch | RefusedLaunch:
-    """Resolve a launch line as SGLang does, or return SGLang's refusal."""
+    """Resolve a launch of the model as the flags change it, or return SGLang's refusal."""
+    model = changed_by_flags(model, flags)
     settings = resolved(flags, model, gpu, rules)
     if isinstance(settings, RefusedLaunch):
         return settings
@@ -78,8 +76,17 @@ def resolve_launch(
 # --- the model as the line changes it ---------------------------------------------------------
 
 
-def as_launched(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:
-    """Return the model as the flags change it. Raises PlanError for a config that is no JSON."""
+def changed_by_flags(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:
+    """Return the model as the flags change it. Raises PlanError for a config that is no JSON.
+
+    A model that was changed before is changed from its files anew.
+    """
+    stored = model.stored or model
+    launched = _changed(stored, flags)
+    return stored if launched is stored else replace(launched, stored=stored)
+
+
+def _changed(model: ModelFacts, flags: LaunchFlags) -> ModelFacts:
     if flags.text("dtype") in _SINGLE and model.format.base == "bf16":
         model = replace(model, format=with_base(model.format, "fp32", "--dtype float32"))
     if quantization := flags.text("quantization"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.planner.memory.advice import advice_for
 from pipeline.planner.memory.budget import memory_budget
-from pipeline.planner.memory.launch import ResolvedLaunch, as_launched, resolve_launch
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.notes import launch_warnings, log_lines
 from pipeline.planner.memory.sizing import Sized, Stopped, assess
 from pipeline.planner.memory.state_pool import StatePool
@@ -16,7 +16,6 @@ from pipeline.planner.memory.verdict import judgement, uncertainty_bytes
 from pipeline.planner.sglang.effects import doubts_of_flags, refusal_of_unknown
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import ReleaseRules, rules_for
-from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Calibration, Capacity, Gpu, LaunchPlan, LinearState, ModelFacts
 
 
@@ -70,7 +69,7 @@ def plan_launch(
 ) -> LaunchPlan | RefusedPlan:
     """Forecast a launch, or return SGLang's refusal of its arguments. Gives no advice."""
     rules, notes = rules_for(version)
-    launch = resolve_as_stored(model, gpu, flags, rules, calibration)
+    launch = resolve_launch(model, gpu, flags, rules, calibration)
     if isinstance(launch, ResolvedLaunch):
         return _plan(launch, notes, lengths or ExpectedLengths())
     return _refused(launch.message, model, gpu, flags, rules, notes)
@@ -112,7 +111,7 @@ def explain_launch(
     if message := refusal_of_unknown(flags, rules):
         return _refused(message, model, gpu, flags, rules, notes)
     plan = plan_launch(model, gpu, flags, version=version, lengths=lengths, calibration=calibration)
-    launch = resolve_as_stored(model, gpu, flags, rules, calibration)
+    launch = resolve_launch(model, gpu, flags, rules, calibration)
     if isinstance(plan, LaunchPlan) and isinstance(launch, ResolvedLaunch):
         warnings = (*plan.warnings, *doubts_of_flags(flags, rules))
         return replace(plan, advice=advice_for(launch), warnings=warnings)
@@ -133,21 +132,6 @@ def _lacks_tracked_states(model: ModelFacts, flags: LaunchFlags) -> bool:
         and flags.has("speculative-algorithm")
         and not strategy.startswith("extra_buffer")
     )
-
-
-def resolve_as_stored(
-    model: ModelFacts,
-    gpu: Gpu,
-    flags: LaunchFlags,
-    rules: ReleaseRules,
-    calibration: Calibration | None,
-) -> ResolvedLaunch | RefusedLaunch:
-    """Resolve a launch of the model as the flags change it."""
-    launched = as_launched(model, flags)
-    launch = resolve_launch(launched, gpu, flags, rules, calibration)
-    if isinstance(launch, ResolvedLaunch) and launched.format != model.format:
-        return replace(launch, stored_format=model.format)
-    return launch
 
 
 def _plan(launch: ResolvedLaunch, notes: tuple[str, ...], lengths: ExpectedLengths) -> LaunchPlan:

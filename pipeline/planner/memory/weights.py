@@ -71,11 +71,11 @@ def peak_bytes(launch: ResolvedLaunch) -> int:
     SGLang 0.5.23, layers/quantization/fp8.py creates the parameters in 16 bits, and quantises them
     once all are read.
     """
-    stored = launch.stored_format
+    stored = launch.model.stored
     if stored is None or launch.flags.text("quantization") not in QUANTISED_ON_LOAD:
         return 0
-    plain = replace(launch.model, format=stored)
-    return target_bytes(replace(launch, model=plain, stored_format=None))
+    plain = replace(launch.model, format=stored.format)
+    return target_bytes(replace(launch, model=plain))
 
 
 def offloaded_bytes(launch: ResolvedLaunch) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.errors import PlanError
-from pipeline.planner.memory.plan import plan_launch, resolve_as_stored
+from pipeline.planner.memory.launch import resolve_launch
+from pipeline.planner.memory.plan import plan_launch
 from pipeline.planner.memory.sizing import Stopped, assess
 from pipeline.planner.rate.ranking import Load, RatedPlan, rated_plan
 from pipeline.planner.rate.search import Candidate, FoundPlan, HardwareOption, candidate_of
@@ -68,7 +69,7 @@ def _candidate(
     version: str | None,
     calibration: Calibration | None,
 ) -> Candidate:
-    launch = resolve_as_stored(model, option.gpu, flags, rules_for(version)[0], calibration)
+    launch = resolve_launch(model, option.gpu, flags, rules_for(version)[0], calibration)
     if isinstance(launch, RefusedLaunch):
         raise PlanError(launch.message)
     sized = assess(launch)

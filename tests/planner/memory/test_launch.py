@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.planner.memory.launch import as_launched, other_overrides
+from pipeline.planner.memory.launch import changed_by_flags, other_overrides
 from pipeline.planner.sglang.flags import LaunchFlags, parse_launch_line
 from schemas.plan import GqaCache, SlidingCache
 from tests.fakes.launches import catalogue_model
@@ -28,7 +28,7 @@ def flags_of(**override: object) -> LaunchFlags:
     ],
 )  # fmt: skip
 def test_overridden_config_gives_the_context(override: dict[str, object], context: int) -> None:
-    launched = as_launched(catalogue_model("Qwen/Qwen3-8B"), flags_of(**override))
+    launched = changed_by_flags(catalogue_model("Qwen/Qwen3-8B"), flags_of(**override))
     assert launched.context_length == context
 
 
@@ -44,6 +44,17 @@ def test_without_a_window_pool_all_layers_keep_all_tokens() -> None:
     model = catalogue_model("openai/gpt-oss-20b")
     # 24 layers of 8 heads of 64, half of them windows
     assert isinstance(model.cache, SlidingCache)
-    assert as_launched(model, flags).cache == GqaCache(
+    assert changed_by_flags(model, flags).cache == GqaCache(
         layers=24, kv_heads=8, head_dim=64, v_head_dim=64
     )
+
+
+def test_model_that_was_changed_is_changed_from_its_files_anew() -> None:
+    model = catalogue_model("Qwen/Qwen3-8B")
+    rope = flags_of(rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    once = changed_by_flags(model, rope)
+    assert changed_by_flags(once, rope) == once
+    assert changed_by_flags(once, parse_launch_line([])) == model
+    quantised = changed_by_flags(model, parse_launch_line(["--quantization", "fp8"]))
+    assert quantised.format.base == "fp8"
+    assert quantised.stored == model

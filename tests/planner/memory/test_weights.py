@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.planner.cards import gpu_named
-from pipeline.planner.memory.launch import ResolvedLaunch
-from pipeline.planner.memory.plan import resolve_as_stored
+from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.sizing import Stopped, assess
 from pipeline.planner.memory.weights import (
     LOAD_RESIDUE_BYTES,
@@ -78,7 +77,7 @@ def test_checkpoint_size_replaces_the_computed_one_and_is_divided_over_ranks() -
     assert target_bytes(launch_of(model, "--tp 4")) == 750_000_000 + LOAD_RESIDUE_BYTES
     # Quantised while it is loaded, the file's size says nothing.
     quantised = launch_of(model, "--quantization fp8")
-    assert target_bytes(quantised) == 2 * 10**9 + LOAD_RESIDUE_BYTES
+    assert target_bytes(quantised) == 10**9 + LOAD_RESIDUE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -152,9 +151,7 @@ def test_built_in_draft_loads_vocabulary_that_is_freed() -> None:
 def as_loaded(line: str, gpu: str = "h200") -> ResolvedLaunch:
     flags = parse_launch_line(line.split())
     rules = rules_for("0.5.23")[0]
-    launch = resolve_as_stored(
-        catalogue_model("Qwen/Qwen3-32B"), gpu_named(gpu), flags, rules, None
-    )
+    launch = resolve_launch(catalogue_model("Qwen/Qwen3-32B"), gpu_named(gpu), flags, rules, None)
     assert isinstance(launch, ResolvedLaunch)
     return launch
 
