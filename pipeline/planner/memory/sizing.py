@@ -180,12 +180,16 @@ def multimodal_reserve_bytes(launch: ResolvedLaunch) -> int:
     """Bytes that the pool leaves free for images, by release and transport."""
     if isinstance(launch.model.vision, NoVision) or text_only(launch.flags):
         return 0
-    transport = launch.flags.text("mm-feature-transport")
-    ipc = transport in ("cuda_ipc", "cuda_vmm") or launch.flags.switched_on(
-        "SGLANG_USE_CUDA_IPC_TRANSPORT"
-    )
-    rules = launch.rules
-    return (rules.multimodal_ipc_reserve_mib if ipc else rules.multimodal_reserve_mib) * MIB
+    flags, rules = launch.flags, launch.rules
+    transport = flags.text("mm-feature-transport")
+    switch = "SGLANG_USE_CUDA_IPC_TRANSPORT"
+    if transport in ("cuda_ipc", "cuda_vmm") or flags.switched_on(switch):
+        return rules.multimodal_ipc_reserve_mib * MIB
+    is_off = transport == "cpu" or (flags.variable(switch) and not flags.switched_on(switch))
+    if is_off and rules.multimodal_reserve_mib == rules.multimodal_ipc_reserve_mib:
+        # The release takes the GPU's transport by default, and reserves for it alone.
+        return 0
+    return rules.multimodal_reserve_mib * MIB
 
 
 def _load_failure(launch: ResolvedLaunch, load: LoadFigures) -> Stopped | None:

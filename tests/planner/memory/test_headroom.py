@@ -12,6 +12,7 @@ from pipeline.planner.memory.headroom import (
 )
 from pipeline.planner.memory.kv_cache import token_cost
 from pipeline.planner.memory.launch import ResolvedLaunch
+from pipeline.planner.memory.sizing import multimodal_reserve_bytes
 from schemas.units import GIB, MIB
 from tests.fakes.launches import MTP, launch_of
 
@@ -169,3 +170,25 @@ def test_rows_that_are_cut_use_a_fifth_of_the_memory_outside_the_fraction() -> N
     # Without chunks a single row is counted.
     whole = replace(short, settings=replace(short.settings, chunked_prefill_size=-1))
     assert needs(whole)[name] == 65_536
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "reserved_mib"),
+    [
+        # 0.5.17 takes the GPU's transport by default: 100 + 1024 MiB, a public log shows it.
+        ("", "0.5.17", 1124),
+        ("--mm-feature-transport cpu", "0.5.17", 0),
+        ("SGLANG_USE_CUDA_IPC_TRANSPORT=0 --tp 1", "0.5.17", 0),
+        ("", "0.5.18", 100),
+        ("--mm-feature-transport cpu", "0.5.18", 100),
+        ("--mm-feature-transport cuda_ipc", "0.5.18", 1124),
+        ("SGLANG_USE_CUDA_IPC_TRANSPORT=1 --tp 1", "0.5.18", 1124),
+        ("", "0.5.16", 0),
+        ("--language-only", "0.5.17", 0),
+    ],
+)
+def test_images_are_reserved_for_by_release_and_transport(
+    line: str, version: str, reserved_mib: int
+) -> None:
+    launch = launch_of("Qwen/Qwen3.5-27B", line, version=version)
+    assert multimodal_reserve_bytes(launch) == reserved_mib * MIB
