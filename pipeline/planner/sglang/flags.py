@@ -117,6 +117,10 @@ class LaunchFlags:
         """Return True where the flag is on the line."""
         return name in self._last
 
+    def has_any(self, names: frozenset[str]) -> bool:
+        """Return True where one of the flags is on the line."""
+        return not names.isdisjoint(self._last)
+
     def text(self, name: str, default: str = "") -> str:
         """Return the flag's value."""
         words = self._last.get(name)
@@ -395,8 +399,22 @@ class PhaseGraphs:
         return self.backend == _DISABLED
 
 
+# A search asks this of thousands of lines, and few say anything.
+_UNSAID = PhaseGraphs(backend="", max_size=None, sizes=())
+_GRAPH_FLAGS = frozenset(
+    {
+        "cuda-graph-config", "disable-cuda-graph", "disable-decode-cuda-graph",
+        "disable-prefill-cuda-graph", "cuda-graph-backend-decode", "cuda-graph-backend-prefill",
+        "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "cuda-graph-max-bs-decode",
+        "cuda-graph-max-bs-prefill",
+    }
+)  # fmt: skip
+
+
 def graphs_of(flags: LaunchFlags, phase: Phase) -> PhaseGraphs:
     """Return what the line says. Raises PlanError for JSON that cannot be read."""
+    if not flags.has_any(_GRAPH_FLAGS):
+        return _UNSAID
     given = _config(flags.text("cuda-graph-config")).get(phase)
     given = given if isinstance(given, Mapping) else {}
     backend = flags.text(f"cuda-graph-backend-{phase}")
