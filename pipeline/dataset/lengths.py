@@ -5,8 +5,8 @@ tokenized.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import fmean, pstdev
 
@@ -17,6 +17,7 @@ from pipeline.dataset.frozen import FrozenPrompts
 from pipeline.dataset.prompts import history, read_prompts
 from pipeline.errors import ConfigError, PlanError
 from pipeline.models.tokenizer import TokenCounter, model_token_counter
+from pipeline.planner.lengths.censored import length_estimate, updated_lengths
 from pipeline.planner.lengths.lengths import LengthModel, configured_lengths, lengths_from_sample
 from pipeline.store.object_store import open_store, place
 from schemas.config.run_file import RunFile
@@ -139,20 +140,44 @@ def expected_lengths(
     limit = limit_tokens or config.sampling.limit_tokens
     lengths = config.lengths
     if pilot is not None:
-        turns = list(_pilot_turns(pilot))
-        source = f"completions in {pilot}{_cut_short(turns, limit)}"
-        return lengths_from_sample((tokens for tokens, _ in turns), limit, source)
+        return _pilot_lengths(config, pilot, limit)
     if lengths.output_tokens_column is not None:
         column = lengths.output_tokens_column
         source = f"column {column} of {config.prompts.path}"
         return lengths_from_sample(_column_lengths(config, column), limit, source)
+    return _stated_lengths(config, limit)
+
+
+def _stated_lengths(config: RunFile, limit_tokens: int) -> LengthModel:
     return configured_lengths(
-        lengths.output_tokens_mean,
-        lengths.output_tokens_cv,
+        config.lengths.output_tokens_mean,
+        config.lengths.output_tokens_cv,
         thinking=config.thinking,
-        limit_tokens=limit,
+        limit_tokens=limit_tokens,
         source="lengths section of the run file",
     )
+
+
+def _pilot_lengths(config: RunFile, pilot: str, limit_tokens: int) -> LengthModel:
+    """Return the lengths of a pilot's completions.
+
+    Where the pilot had a lower limit, a length that it cut is a lower bound, and what it hides
+    comes from the run file's lengths or the prior.
+    """
+    turns = list(_pilot_turns(pilot))
+    cut = [tokens for tokens, is_cut in turns if is_cut and tokens < limit_tokens]
+    if not cut:
+        source = f"completions in {pilot}"
+        return lengths_from_sample((tokens for tokens, _ in turns), limit_tokens, source)
+    ended = [tokens for tokens, is_cut in turns if not is_cut or tokens >= limit_tokens]
+    seen = f"{len(cut):,} of {len(turns):,} were cut at the pilot's lower limit"
+    source = f"completions in {pilot}; {seen}"
+    stated = _stated_lengths(config, limit_tokens)
+    estimate = length_estimate(ended, cut, limit_tokens, stated.shape)
+    if estimate is None:
+        source = f"{stated.summary.source}: too few ended of the {source}"
+        return replace(stated, summary=replace(stated.summary, source=source))
+    return updated_lengths(stated, estimate, f"{source}, so their length is estimated")
 
 
 def _pilot_turns(folder: str) -> Iterator[tuple[int, bool]]:
@@ -197,17 +222,6 @@ def _tokens_of(turns: Iterable[dict[str, object] | None] | None) -> Iterator[tup
         tokens = turn.get("completion_tokens") if turn else None
         if turn and isinstance(tokens, int):
             yield tokens, turn.get("finish_reason") == "length"
-
-
-def _cut_short(turns: Sequence[tuple[int, bool]], limit_tokens: int) -> str:
-    """Return a note if the pilot's lower limit hides how long completions would have been."""
-    cut = sum(is_cut and tokens < limit_tokens for tokens, is_cut in turns)
-    if not cut:
-        return ""
-    return (
-        f"; {cut:,} of {len(turns):,} were cut at the pilot's lower limit, so the true mean is "
-        "higher"
-    )
 
 
 def _column_lengths(config: RunFile, column: str) -> Iterator[int]:
