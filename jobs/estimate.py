@@ -136,6 +136,10 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--dp-size", type=int, default=1, metavar="D", help="data-parallel ranks; default: 1")
     add("--pp-size", type=int, default=1, metavar="S", help="pipeline stages; default: 1")
     add("--dtype", metavar="FORMAT", help="bf16, fp8, nvfp4, mxfp4, int4, …; default: by the name")
+    add("--engine", choices=("sglang", "vllm", "trtllm"), default="sglang",
+        help="the engine; default: sglang")  # fmt: skip
+    add("--kv-format", choices=("bf16", "fp8"), help="format of the KV cache; default: the "
+        "engine's own choice")  # fmt: skip
     add("--running-requests", type=float, metavar="B", help="requests at once over all GPUs")
     add("--input-tokens", type=float, metavar="P", help="mean prompt, in tokens")
     add("--output-tokens", type=float, metavar="O", help="mean completion, in tokens")
@@ -326,6 +330,8 @@ def _point(options: argparse.Namespace) -> str:
             accept_length=options.mtp_accept_length,
             num_draft_tokens=options.draft_tokens,
             sglang_version=options.sglang_version,
+            engine=options.engine,
+            kv_format=options.kv_format,
         )
     )
     return json.dumps(point_json(rate), indent=1) if options.json else point_text(rate)

@@ -150,6 +150,18 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """Public readings of one relation to a launch, which its rate stands on."""
+
+    relation: str
+    readings: int
+    sources: tuple[str, ...]
+    first_date: str | None
+    """Earliest date; None, as the last, where no date was published."""
+    last_date: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPlan:
     """Launch chosen for one kind of card."""
 
@@ -177,6 +189,8 @@ class ChosenPlan:
     curves: tuple[RateCurve, ...]
     break_even_requests: int | None
     """Running requests above which MTP lowers the rate; None if the model has no MTP."""
+    readings: tuple[Support, ...]
+    """Public readings that the rate stands on, nearest first."""
     warnings: tuple[str, ...]
 
 

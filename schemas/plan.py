@@ -73,6 +73,8 @@ class MlaCache:
     layers: int
     kv_lora_rank: int
     rope_dim: int
+    expanded_dim: int
+    """Key and value of one head, as a prompt's attention expands them from the latent vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ class SparseMlaCache:
     layers: int
     kv_lora_rank: int
     rope_dim: int
+    index_heads: int
     index_head_dim: int
     index_layers: int
 

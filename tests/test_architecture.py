@@ -26,6 +26,7 @@ SGLANG = "pipeline.planner.sglang"
 MEMORY = "pipeline.planner.memory"
 LENGTHS = "pipeline.planner.lengths"
 RATE = "pipeline.planner.rate"
+RATE_READINGS = "pipeline.planner.rate.readings"
 ESTIMATE = "pipeline.planner.estimate"
 RUN_FILE = "pipeline.run_file"
 QUALITY = "pipeline.quality"
@@ -48,7 +49,7 @@ CONSOLE = "pipeline.console"
 WORKER = "pipeline.worker"
 CONNECTION = "pipeline.run.connection"
 RUN = "pipeline.run"
-PLANNER = {CARDS, SGLANG, MEMORY, LENGTHS, RATE, ESTIMATE}
+PLANNER = {CARDS, SGLANG, MEMORY, LENGTHS, RATE, RATE_READINGS, ESTIMATE}
 
 # Folder: the folders that it may import, besides itself. All may import `pipeline.errors`; all but
 # `schemas` `pipeline.untrusted`; and all but `pipeline` and `CONFIG` the `schemas`.
@@ -64,8 +65,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     SGLANG: {MODELS},
     LENGTHS: set(),
     MEMORY: {CARDS, SGLANG, MODELS},
-    RATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS},
-    ESTIMATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS, RATE},
+    RATE_READINGS: {MODELS},
+    RATE: {RATE_READINGS, CARDS, SGLANG, MODELS, MEMORY, LENGTHS},
+    ESTIMATE: {CARDS, SGLANG, MODELS, MEMORY, LENGTHS, RATE, RATE_READINGS},
     RUN_FILE: {MODELS, *PLANNER},
     CHAT_TEMPLATE: {MODELS, SGLANG},
     QUALITY: {MODELS, LENGTHS},
@@ -118,6 +120,8 @@ DOORS: dict[str, set[str]] = {
     # Templates of models run in a process of their own.
     "jinja2": {REPORT, DEPLOY, "pipeline.chat_template.sandbox"},
     "py3langid": {QUALITY},
+    # One inverse of a few hundred rows.
+    "numpy": {RATE_READINGS},
     "xllamacpp": {ENGINES},
     "subprocess": {ENGINES, PROCESS, "pipeline.chat_template.rendering"},
     "pynvml": {ENGINES},

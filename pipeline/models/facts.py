@@ -213,11 +213,13 @@ def _latent(fields: ConfigFields, layers: int) -> MlaCache | SparseMlaCache:
         layers = len(linear.get("full_attn_layers") or ()) or layers
     rank, rope = fields.need("kv_lora_rank"), fields.number("qk_rope_head_dim")
     if not fields.get("index_head_dim"):
-        return MlaCache(layers=layers, kv_lora_rank=rank, rope_dim=rope)
+        expanded = fields.number("qk_nope_head_dim") + rope + fields.number("v_head_dim")
+        return MlaCache(layers=layers, kv_lora_rank=rank, rope_dim=rope, expanded_dim=expanded)
     return SparseMlaCache(
         layers=layers,
         kv_lora_rank=rank,
         rope_dim=rope,
+        index_heads=fields.need("index_n_heads"),
         index_head_dim=fields.need("index_head_dim"),
         index_layers=index_layers(fields, layers),
     )

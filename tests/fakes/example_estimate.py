@@ -20,6 +20,7 @@ from schemas.estimate import (
     RatePoint,
     RunEstimate,
     StepParts,
+    Support,
     UnfitOption,
 )
 from schemas.plan import BudgetRow
@@ -106,6 +107,12 @@ def _curve(*points: tuple[int, float], mtp: bool) -> RateCurve:
 
 
 RTX_PRO_6000 = ChosenPlan(
+    readings=(
+        Support(
+            relation="models of this kind on this card", readings=3,
+            sources=("community report, 2026",), first_date=None, last_date=None,
+        ),
+    ),
     gpu="RTX PRO 6000 Blackwell",
     num_gpus=4,
     tp_size=1,

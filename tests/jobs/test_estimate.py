@@ -180,7 +180,7 @@ def test_each_kind_of_card_loses_its_own_time_on_spot(
     }
     slow, quick = lost["4 x RTX PRO 6000 Blackwell"], lost["4 x B200"]
     mixed = lost["4 x RTX PRO 6000 Blackwell + 4 x B200"]
-    assert slow != pytest.approx(quick, rel=0.2)
+    assert slow != pytest.approx(quick, rel=0.1)
     # As many cards of each; those at three dollars weigh three times those at one.
     assert mixed == pytest.approx(slow / 4 + 3 * quick / 4)
     assert lost["4 x B200 + 4 x RTX PRO 6000 Blackwell"] == pytest.approx(mixed)
@@ -233,18 +233,38 @@ def test_pilot_without_turns_is_one_line(
     assert err.count("\n") == 1
 
 
+def pilot_lengths(
+    capsys: pytest.CaptureFixture[str], folder: Path, *turns: tuple[int, str]
+) -> dict[str, Any]:
+    rows = [[{"completion_tokens": tokens, "finish_reason": why}] for tokens, why in turns]
+    pq.write_table(pa.table({"turns": rows}), folder / "part.parquet")
+    pilot = ("--hardware", "b200:1", "--lengths-from", str(folder), "--json")
+    found = json.loads(printed(capsys, run_file(folder), *COUNT, *pilot))
+    return dict(found["output_lengths"])
+
+
 def test_pilot_that_a_lower_limit_cut_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def source(*reasons: str) -> str:
-        turns = [[{"completion_tokens": 40, "finish_reason": reason}] for reason in reasons]
-        pq.write_table(pa.table({"turns": turns}), tmp_path / "part.parquet")
-        pilot = ("--hardware", "b200:1", "--lengths-from", str(tmp_path), "--json")
-        found = json.loads(printed(capsys, run_file(tmp_path), *COUNT, *pilot))
-        return str(found["output_lengths"]["source"])
+    some = pilot_lengths(capsys, tmp_path, *[(40, "stop")] * 20, *[(40, "length")] * 10)
+    assert "10 of 30 were cut at the pilot's lower limit" in some["source"]
+    whole = pilot_lengths(capsys, tmp_path, *[(40, "stop")] * 2)
+    assert "lower limit" not in whole["source"]
 
-    assert "2 of 3 were cut at the pilot's lower limit" in source("length", "stop", "length")
-    assert "lower limit" not in source("stop", "stop")
+
+def test_pilot_whose_rows_are_nearly_all_cut_knows_little(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    all_cut = pilot_lengths(capsys, tmp_path, *[(256, "length")] * 400)
+    # Nothing is known but the run file's mean of 2,529 and its error.
+    assert all_cut["mean_tokens"] == pytest.approx(2529, rel=0.02)
+    assert all_cut["mean_relative_error"] == pytest.approx(0.10, rel=0.05)
+    assert "were cut" in all_cut["source"]
+    few_ended = [(60 + 10 * place, "stop") for place in range(12)]
+    nearly = pilot_lengths(capsys, tmp_path, *few_ended, *[(256, "length")] * 388)
+    # The mean of all lengths as they were cut is 252 ± 0.6 %.
+    assert nearly["mean_tokens"] > 1000
+    assert nearly["mean_relative_error"] > 0.05
 
 
 def test_thinking_decides_the_prior(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -396,7 +416,8 @@ def test_stages_of_a_point_have_a_wider_band_and_parts_of_their_own(
 ) -> None:
     two = json.loads(printed(capsys, *POINT, "--pp-size", "2", "--json"))
     plain = json.loads(printed(capsys, *POINT, "--tp-size", "2", "--json"))
-    assert two["log_sd"] ** 2 == pytest.approx(plain["log_sd"] ** 2 + 0.2**2)
+    # The rate model's own error depends on the shares of the parts, which differ a little.
+    assert two["log_sd"] ** 2 == pytest.approx(plain["log_sd"] ** 2 + 0.2**2, rel=0.3)
     assert two["running_requests_per_replica"] == 64
     parts = two["step_parts_s"]
     assert parts["hand_over"] > 0

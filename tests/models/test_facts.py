@@ -125,7 +125,7 @@ def test_pruned_blocks_have_heads_and_widths_of_their_own() -> None:
 
 def test_latent_attention() -> None:
     model = facts(**MLA)
-    assert model.cache == MlaCache(layers=4, kv_lora_rank=16, rope_dim=4)
+    assert model.cache == MlaCache(layers=4, kv_lora_rank=16, rope_dim=4, expanded_dim=18)
     assert model.uses_mla
     found = weights(model)
     assert found["self_attn.q_a_proj"] == 4 * 64 * 32
@@ -155,7 +155,7 @@ def test_latent_attention() -> None:
 def test_sparse_latent_attention(changes: dict[str, Any], layers: int) -> None:
     model = facts(**MLA, index_n_heads=3, index_head_dim=5, index_topk=64, **changes)
     assert model.cache == SparseMlaCache(
-        layers=4, kv_lora_rank=16, rope_dim=4, index_head_dim=5, index_layers=layers
+        layers=4, kv_lora_rank=16, rope_dim=4, index_heads=3, index_head_dim=5, index_layers=layers
     )
     assert model.sparse_topk_tokens == 64
     assert weights(model)["self_attn.indexer"] == layers * (32 * 3 * 5 + 64 * (5 + 3))
@@ -277,7 +277,7 @@ def test_gated_delta_net() -> None:
 
 def test_kimi_delta_attention() -> None:
     model = facts(**MLA, **KDA)
-    assert model.cache == MlaCache(layers=1, kv_lora_rank=16, rope_dim=4)
+    assert model.cache == MlaCache(layers=1, kv_lora_rank=16, rope_dim=4, expanded_dim=18)
     assert model.state == LinearState(
         kind="kda", layers=3, heads=4, head_dim=8, state_dim=8, groups=4, conv_kernel=4,
         ssm_dtype="float32",

@@ -7,11 +7,13 @@ rewrites that file. It exits with 1 where ours is not closer on all rows that bo
 
 A reading with its prefill is asked as continuous batching (`agg`), a window of decoding alone as
 `static_gen`. Both are given the same accept length. Its tables are of one release an engine, and
-often newer than the reading.
+often newer than the reading. Ours is predicted without any reading of its pair of model, card and
+engine.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -22,9 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.models.dtypes import load_model_as
-from pipeline.planner.rate.errors import CLASS_ERRORS
+from pipeline.planner.rate.errors import RATE_CLASSES
 from pipeline.planner.rate.point import PointQuery, rate_at_point
+from pipeline.planner.rate.readings.stored import readings as published
+from pipeline.planner.rate.readings.traits import ENGINES
 from pipeline.planner.rate.throughput import Rate
+from tests.scores.score_estimate import without_their_pair
+from tests.scores.throughput_readings import scored
 
 DATA = Path(__file__).parents[1] / "data" / "throughput"
 PEER_SIDE = Path(__file__).with_name("peer_side.py")
@@ -84,6 +90,8 @@ class Compared:
 
     reading: Row
     ours: Rate
+    our_tokens_per_s: float
+    """Predicted without the readings of its pair, where the fit knows them."""
     peer: Row
 
     @property
@@ -93,7 +101,7 @@ class Compared:
 
     def our_error(self) -> float:
         """Percent off the reading."""
-        return _off(our_tokens_per_s(self.reading, self.ours), self.reading)
+        return _off(self.our_tokens_per_s, self.reading)
 
     def peer_error(self) -> float:
         """Percent off the reading."""
@@ -110,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--environments", type=Path, default=Path.home() / ".cache" / "regenerate-peer"
     )
     options = parser.parse_args(argv)
-    readings = [row for row in _rows("readings.jsonl") if row["kind"] == "measured"]
+    readings = list(published())
     ours = [our_rate(reading) for reading in readings]
     if options.stored:
         answers = _stored(readings)
@@ -119,8 +127,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         lines = [json.dumps(answer, separators=(",", ":")) for answer in answers]
         (DATA / "peer.jsonl").write_text("\n".join(lines) + "\n")
+    unseen = {
+        row.reading.row["id"]: row.reading.row["tokens_per_s_per_gpu"] / math.exp(row.error)
+        for row in without_their_pair(scored())
+    }
     compared = [
-        Compared(reading=reading, ours=rate, peer=answer)
+        Compared(
+            reading=reading,
+            ours=rate,
+            our_tokens_per_s=unseen.get(reading["id"], our_tokens_per_s(reading, rate)),
+            peer=answer,
+        )
         for reading, rate, answer in zip(readings, ours, answers, strict=True)
     ]
     return _report(compared, every_row=options.rows)
@@ -154,6 +171,8 @@ def our_rate(reading: Row) -> Rate:
             num_draft_tokens=reading["num_draft_tokens"],
             sglang_version=reading["version"] if reading["engine"] == "sglang" else None,
             attention_backend=reading["attention_backend"],
+            engine=reading["engine"],
+            kv_format=reading["kv_dtype"],
         )
     )
 
@@ -252,13 +271,8 @@ def _told(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _stored(readings: Sequence[Row]) -> list[Row]:
     by_id = {row["id"]: row for row in _rows("peer.jsonl")}
-    lacking = [reading["id"] for reading in readings if reading["id"] not in by_id]
-    if lacking:
-        raise SystemExit(
-            f"peer.jsonl lacks {len(lacking)} readings, first {lacking[0]}: "
-            f"run `make estimate-peer ARGS=--write`"
-        )
-    return [by_id[reading["id"]] for reading in readings]
+    not_asked = {"refused": "not asked yet: use --write"}
+    return [by_id.get(reading["id"], {"id": reading["id"], **not_asked}) for reading in readings]
 
 
 # --- printing ---------------------------------------------------------------------------------
@@ -291,17 +305,21 @@ def _asked_elsewhere(row: Compared) -> bool:
 
 
 def _classes() -> Iterator[tuple[str, Callable[[Compared], bool]]]:
-    for name in CLASS_ERRORS:
+    for name in RATE_CLASSES:
         yield name, lambda row, name=name: row.ours.rate_class == name  # type: ignore[misc]  # bound here
     yield "without MTP", lambda row: not row.reading["mtp"]
     yield "with MTP", lambda row: row.reading["mtp"]
     yield "with prefill", lambda row: row.reading["prefill_included"]
     yield "decoding alone", lambda row: not row.reading["prefill_included"]
-    yield "SGLang", lambda row: row.reading["engine"] == "sglang"
-    yield (
-        "SGLang, bf16 dense",
-        lambda row: row.reading["engine"] == "sglang" and row.ours.rate_class == "bf16 dense",
-    )
+    for engine in ENGINES:
+        yield engine, lambda row, engine=engine: row.reading["engine"] == engine  # type: ignore[misc]  # bound here
+        for name in RATE_CLASSES:
+            yield (
+                f"  {name}",
+                lambda row, name=name, engine=engine: (  # type: ignore[misc]  # bound here
+                    (row.reading["engine"], row.ours.rate_class) == (engine, name)
+                ),
+            )
     yield "all measured", lambda row: True
 
 
@@ -326,7 +344,7 @@ def _median_ours(both: Sequence[Compared]) -> float:
 def _row_line(row: Compared) -> str:
     reading = row.reading
     measured = float(reading["tokens_per_s_per_gpu"])
-    ours = our_tokens_per_s(reading, row.ours)
+    ours = row.our_tokens_per_s
     theirs = float(row.peer["tokens_per_s_per_gpu"])
     what = (
         f"{reading['model'].rpartition('/')[2]} {reading['dtype']} {reading['num_gpus']} x "

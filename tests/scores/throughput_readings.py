@@ -2,18 +2,23 @@
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from pipeline.models.dtypes import load_model_as
 from pipeline.planner.rate.kernels import FITTED, Kernels
 from pipeline.planner.rate.point import PointQuery, point_replica
+from pipeline.planner.rate.readings.offsets import Offsets
+from pipeline.planner.rate.readings.stored import readings as published
+from pipeline.planner.rate.readings.traits import Traits, traits_of
 from pipeline.planner.rate.replica import Replica
-from pipeline.planner.rate.throughput import Rate, Workload, model_family, rate_at
+from pipeline.planner.rate.throughput import Rate, Workload, rate_at, time_shares
+from schemas.plan import LinearState, Moe
 
 DATA = Path(__file__).parents[1] / "data" / "throughput"
 
@@ -33,15 +38,24 @@ class Reading:
     """Of one replica."""
     accept_known: bool
 
+    def traits(self) -> Traits:
+        """What its error may come from."""
+        return traits_of(self.replica.model, self.replica.gpu, self.row["engine"])
+
     def pair(self) -> str:
-        """The model's family and the card: readings of one pair err together."""
-        return f"{model_family(self.row['model'])} on {self.replica.gpu}"
+        """The model's shape, the card and the engine: readings of one pair err together."""
+        traits = self.traits()
+        return f"{traits.family} on {traits.card} with {traits.engine}"
 
     def measured(self) -> bool:
         """Whether a machine said it."""
         return bool(self.row["kind"] == "measured")
 
-    def rate(self, kernels: Kernels = FITTED) -> Rate:
+    def with_model(self, kernels: Kernels, offsets: Offsets) -> "Reading":
+        """The reading beside another model of the step."""
+        return replace(self, replica=replace(self.replica, kernels=kernels, offsets=offsets))
+
+    def rate(self) -> Rate:
         """What the model says."""
         query = self.query
         work = Workload(
@@ -49,31 +63,50 @@ class Reading:
             output_tokens_mean=query.output_tokens,
             output_tokens_cv=0.0,
         )
-        replica = self.replica if kernels is FITTED else replace(self.replica, kernels=kernels)
-        return rate_at(replica, self.running_requests, work, accept_length=query.accept_length)
+        return rate_at(self.replica, self.running_requests, work, accept_length=query.accept_length)
 
-    def predicted(self, kernels: Kernels = FITTED) -> float:
+    def predicted(self) -> float:
         """Output tokens/s of one GPU, with or without prefill as the reading was taken."""
-        rate = self.rate(kernels)
+        return self._tokens_per_s(self.rate())
+
+    def _tokens_per_s(self, rate: Rate) -> float:
         if self.row["prefill_included"]:
             return rate.tokens_per_s_per_gpu.p50
         decoded = self.running_requests * rate.accept_length / rate.step.step_s()
         return decoded / (self.replica.ranks.tp_size * self.replica.ranks.pp_size)
 
-    def error(self, kernels: Kernels = FITTED) -> float:
+    def error(self) -> float:
         """log(measured / predicted)."""
-        return math.log(self.row["tokens_per_s_per_gpu"] / self.predicted(kernels))
+        return math.log(self.row["tokens_per_s_per_gpu"] / self.predicted())
+
+    def error_and_shares(self) -> tuple[float, tuple[float, ...]]:
+        """log(measured / predicted), and the shares of the time that the parts have in it."""
+        rate = self.rate()
+        error = math.log(self.row["tokens_per_s_per_gpu"] / self._tokens_per_s(rate))
+        prefill = rate.prefill_share if self.row["prefill_included"] else 0.0
+        return error, time_shares(rate.step, prefill)
+
+    def log_sd(self) -> float:
+        """The error that the model admits."""
+        return self.replica.offsets.log_sd(self.error_and_shares()[1])
 
     def rate_class(self) -> str:
-        """The class that its band is taken from."""
+        """The class of its weights and layers."""
         return self.replica.rate_class
+
+    def is_bf16_dense_or_hybrid(self) -> bool:
+        """Whether its weights have 16 bits, and its model no experts or linear attention."""
+        model = self.replica.model
+        plain = isinstance(model.state, LinearState) or not isinstance(model.ffn, Moe)
+        return plain and self.replica.rate_class.startswith("bf16")
 
 
 @cache
 def readings() -> tuple[Reading, ...]:
-    """Every row of the file."""
-    lines = (DATA / "readings.jsonl").read_text().splitlines()
-    return tuple(_reading(json.loads(line)) for line in lines)
+    """Every published reading, and every rate of another program."""
+    lines = (DATA / "modelled.jsonl").read_text().splitlines()
+    rows = [{"kind": "measured", **row} for row in published()]
+    return tuple(reading_of(row) for row in [*rows, *map(json.loads, lines)])
 
 
 def scored() -> tuple[Reading, ...]:
@@ -87,19 +120,6 @@ def left_out() -> Counter[str]:
     return Counter(json.loads(line)["reason"].split(":")[0] for line in lines)
 
 
-def split(items: Iterable[Reading]) -> tuple[list[Reading], list[Reading]]:
-    """The part to fit on and the part to report on: three pairs to two, from the largest on."""
-    groups: dict[str, list[Reading]] = defaultdict(list)
-    for item in items:
-        groups[item.pair()].append(item)
-    calibrate: list[Reading] = []
-    score: list[Reading] = []
-    for place, pair in enumerate(sorted(groups, key=lambda name: (-len(groups[name]), name))):
-        part = score if place % 5 in (1, 3) else calibrate
-        part += groups[pair]
-    return calibrate, score
-
-
 def median_percent(errors: Sequence[float]) -> float:
     """The median of |measured / predicted| away from 1, in percent."""
     if not errors:
@@ -110,7 +130,16 @@ def median_percent(errors: Sequence[float]) -> float:
     return 100 * math.expm1(half)
 
 
-def _reading(row: dict[str, Any]) -> Reading:
+def p90_percent(errors: Sequence[float]) -> float:
+    """The p90 of |measured / predicted| away from 1, in percent."""
+    if len(errors) < 2:
+        return median_percent(errors)
+    deciles = quantiles([abs(error) for error in errors], n=10, method="inclusive")
+    return 100 * math.expm1(deciles[-1])
+
+
+def reading_of(row: dict[str, Any]) -> Reading:
+    """Return one row beside the launch that it speaks of."""
     accept, known = row["accept_length"], True
     if row["mtp"] and accept is None:
         if row["source"].startswith("SGLang cookbook") and row["num_draft_tokens"] == 4:
@@ -130,6 +159,8 @@ def _reading(row: dict[str, Any]) -> Reading:
         num_draft_tokens=row["num_draft_tokens"] if row["mtp"] else None,
         sglang_version=row["version"] if row["engine"] == "sglang" else None,
         attention_backend=row["attention_backend"],
+        engine=row["engine"],
+        kv_format=row["kv_dtype"],
     )
     replica, replicas = point_replica(query, FITTED)
     return Reading(

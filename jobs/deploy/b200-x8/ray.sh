@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Qwen/Qwen3.6-27B on 8 x B200: 8 engines of 1 GPU, at most 288 requests in each, about 46,000 tokens/s.
+# Qwen/Qwen3.6-27B on 8 x B200: 8 engines of 1 GPU, at most 288 requests in each, about 44,000 tokens/s.
 # Plain Ray, on 1 machine with 8 GPUs each, in a folder that all of them share:
 #   regenerate run run.yaml          is enough on one machine: it starts a Ray of its own. Or else:
 #   ./ray.sh head HEAD_IP            on the first machine; its address, as the others reach it

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Qwen/Qwen3.6-27B on 4 x RTX PRO 6000 Blackwell: 2 engines of 2 GPUs, at most 339 requests in each, about 4,900 tokens/s.
+# Qwen/Qwen3.6-27B on 4 x RTX PRO 6000 Blackwell: 4 engines of 1 GPU, at most 96 requests in each, about 4,300 tokens/s.
 # Plain Ray, on 1 machine with 4 GPUs each, in a folder that all of them share:
 #   regenerate run run.yaml          is enough on one machine: it starts a Ray of its own. Or else:
 #   ./ray.sh head HEAD_IP            on the first machine; its address, as the others reach it

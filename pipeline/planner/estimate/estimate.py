@@ -31,7 +31,7 @@ from pipeline.planner.rate.own_launch import rated_launch
 from pipeline.planner.rate.ranking import Load, RatedPlan, RatedSearch, rated_search
 from pipeline.planner.rate.search import HardwareOption, SearchLimits, SearchQuery
 from pipeline.planner.rate.step_time import decode_step
-from pipeline.planner.rate.throughput import Workload, log_band, pair_is_measured, rate_at
+from pipeline.planner.rate.throughput import Workload, log_band, rate_at
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.releases import rules_for
 from schemas.estimate import (
@@ -236,8 +236,8 @@ def _rate_group(query: EstimateQuery, best: RatedPlan) -> RateGroup:
         load_s=best.found.plan.weights_bytes * gpus / query.storage_bytes_per_s,
         spreads=rate_spreads(
             RateEvidence(
-                rate_class=replica.rate_class,
-                pair_measured=pair_is_measured(query.model, replica.gpu),
+                model_log_sd=standing.rate.model_log_sd,
+                support=standing.rate.support,
                 cap_logged=calibrated,
                 accept_length=standing.rate.accept_length if speculative else None,
                 accept_measured=measured_accept is not None,
@@ -402,6 +402,7 @@ def _chosen(query: EstimateQuery, rated: RatedGroup) -> ChosenPlan:
         tokens_per_s_per_gpu=log_band(best.tokens_per_s / best.found.hardware.count, sd),
         curves=rated.search.curves,
         break_even_requests=rated.search.break_even_requests,
+        readings=standing.rate.support,
         warnings=_plan_warnings(query, rated),
     )
 

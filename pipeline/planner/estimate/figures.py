@@ -15,6 +15,7 @@ from schemas.estimate import (
     Price,
     PriceKind,
     StepParts,
+    Support,
 )
 from schemas.units import GIB, SECONDS_PER_DAY
 
@@ -245,6 +246,23 @@ def plan_step(plan: ChosenPlan) -> str:
         f"step {milliseconds(plan.step.step_s())} ({parts}), prefill {percent(plan.prefill_share)} "
         f"of device time"
     )
+
+
+def plan_readings(plan: ChosenPlan) -> str:
+    """Say which public readings the rate stands on."""
+    if not plan.readings:
+        return "stands on no public reading of this model or of models of this kind"
+    each = [f"{near.readings} of {near.relation}" for near in plan.readings]
+    return f"stands on public readings: {', '.join(each)}"
+
+
+def support(readings: Support) -> str:
+    """Return how many readings of a relation there are, from where and of when."""
+    where = "; ".join(readings.sources)
+    if readings.first_date is None:
+        return f"{readings.readings} of {readings.relation} ({where})"
+    dates = " to ".join(dict.fromkeys((readings.first_date, readings.last_date or "")))
+    return f"{readings.readings} of {readings.relation} ({where}, {dates})"
 
 
 def duration(seconds: float | None) -> str:

@@ -231,16 +231,21 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def _plan_texts(option: HardwareEstimate, plan: ChosenPlan) -> tuple[str, str]:
-    """Return two lines: the launch with its requests, and the step with its parts."""
+def _plan_texts(option: HardwareEstimate, plan: ChosenPlan) -> tuple[str, str, str]:
+    """Return three lines: the launch with its requests, the step with its parts, the readings."""
+    stands_on = figures.plan_readings(plan)
     launch = (
         f"{figures.plan_layout(plan)}, {figures.plan_switches(plan)}; {figures.plan_requests(plan)}"
     )
     if len(option.plans) == 1:
-        return launch, figures.plan_step(plan)
+        return launch, figures.plan_step(plan), stands_on
     band = plan.tokens_per_s_per_gpu
     rate = f"{figures.tokens_per_s(band.p50)} a GPU ({figures.span(band)})"
-    return f"{plan.num_gpus} x {plan.gpu}: {launch}", f"{rate}; {figures.plan_step(plan)}"
+    return (
+        f"{plan.num_gpus} x {plan.gpu}: {launch}",
+        f"{rate}; {figures.plan_step(plan)}",
+        stands_on,
+    )
 
 
 def _loss_text(option: HardwareEstimate) -> str:

@@ -3,14 +3,15 @@
 The JSON keys are the interface of `jobs.estimate --point --json` and `jobs.plan RUN.yaml --json`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.planner.estimate.figures import milliseconds, span, step_parts, two_figures
+from pipeline.planner.estimate.figures import milliseconds, span, step_parts, support, two_figures
 from pipeline.planner.memory.plan_output import plan_json, plan_text
 from pipeline.planner.rate.ranking import UNBACKED_SHARE, Load, RatedPlan, RatedSearch
 from pipeline.planner.rate.throughput import Rate
-from schemas.estimate import StepParts
+from schemas.estimate import StepParts, Support
 from schemas.plan import LaunchPlan
 from schemas.units import GIB
 
@@ -40,6 +41,7 @@ def point_json(rate: Rate) -> dict[str, Any]:
         "tokens_per_s_per_gpu": asdict(rate.tokens_per_s_per_gpu),
         "rate_class": rate.rate_class,
         "log_sd": rate.log_sd,
+        "readings": [asdict(support) for support in rate.support],
     }
 
 
@@ -53,8 +55,17 @@ def point_text(rate: Rate) -> str:
             f"step              {milliseconds(rate.step.step_s())}: {parts}",
             f"prefill           {rate.prefill_share:.0%} of device time",
             f"band              {rate.rate_class}, log sd {rate.log_sd:.2f}",
+            *readings_lines(rate.support),
         )
     )
+
+
+def readings_lines(readings: Sequence[Support]) -> Iterator[str]:
+    """Yield the public readings that a rate stands on, a line per relation, nearest first."""
+    if not readings:
+        yield "readings          none of this model or of models of this kind"
+    for at, each in enumerate(readings):
+        yield f"{'' if at else 'readings':<16}  {support(each)}"
 
 
 # --- a search ---------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
-"""Error of a predicted rate, by class of model and by what has been measured.
+"""Reasons why a measured rate may differ from the predicted one, each with its size.
 
-Errors are standard deviations of the logarithm of measured over predicted tokens/s, taken on
-models and cards that the constants were not fitted to.
+Sizes are standard deviations of the logarithm of measured over predicted tokens/s. That of the rate
+model is what the readings near to a launch leave open: see `readings.offsets`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.models.formats import format_of
+from schemas.estimate import Support
 from schemas.plan import ModelFacts, Moe
 
 RateClass = Literal["bf16 dense", "fp8 dense", "bf16 experts", "fp8 experts", "4-bit"]
@@ -32,29 +33,7 @@ class Spread:
     heavy_tailed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassError:
-    """Error of the readings of one class."""
-
-    log_sd: float
-    readings: int
-
-
-# measured: with constants fitted without their pair of model and GPU, 80 % of a class's readings
-# are within 1.084 * 1.25 of these (five folds of whole pairs, `make estimate-fit ARGS=--folds`, 227
-# readings; all together: median 13 %, 81 % inside). "bf16 dense" is wider than the 0.09 of its
-# eight readings, which are all of one model.
-CLASS_ERRORS: Mapping[RateClass, ClassError] = {
-    "bf16 dense": ClassError(log_sd=0.12, readings=8),
-    "fp8 dense": ClassError(log_sd=0.16, readings=19),
-    "bf16 experts": ClassError(log_sd=0.18, readings=32),
-    "fp8 experts": ClassError(log_sd=0.24, readings=65),
-    "4-bit": ClassError(log_sd=0.15, readings=103),
-}
-# Errors cluster by pair of model and GPU: other pairs than those fitted have larger ones.
-# measured: p80 of the folds over p80 of the fit, on the fitted pairs: 1.15 to 1.4 by class, 2.2
-# for the 23 readings of bf16 experts
-UNMEASURED_PAIR = 1.25
+RATE_CLASSES: tuple[RateClass, ...] = get_args(RateClass)
 # A cap that is computed rather than read from the engine's log. fitted, as above
 RUNNING_REQUESTS_SD = 0.15
 # assumed: 2.2 to 3.0 around 2.6 in eight cases of ten
@@ -80,8 +59,8 @@ def rate_class_of(model: ModelFacts) -> RateClass:
 class RateEvidence:
     """Facts behind a predicted rate. `accept_length` is None where MTP is off."""
 
-    rate_class: RateClass
-    pair_measured: bool
+    model_log_sd: float
+    support: tuple[Support, ...]
     cap_logged: bool
     accept_length: float | None
     accept_measured: bool
@@ -137,14 +116,17 @@ def rate_spreads(evidence: RateEvidence) -> tuple[Spread, ...]:
 
 
 def _model_error(evidence: RateEvidence) -> Spread:
-    error = CLASS_ERRORS[evidence.rate_class]
-    log_sd = error.log_sd * (1.0 if evidence.pair_measured else UNMEASURED_PAIR)
+    nearest = evidence.support[0] if evidence.support else None
+    stands_on = "no reading near to it"
+    if nearest is not None:
+        plural = "" if nearest.readings == 1 else "s"
+        stands_on = f"{nearest.readings} reading{plural} of {nearest.relation}"
     return Spread(
         name="rate model",
-        value=f"{evidence.rate_class}, ± {100 * log_sd:.0f} %",
-        source=f"fitted: residuals of {error.readings} readings of this class",
+        value=f"{stands_on}, ± {100 * evidence.model_log_sd:.0f} %",
+        source="fitted: public readings, each pair of model and card predicted without its own",
         measure="15 minutes on the target card at the target running requests",
-        log_sd=log_sd,
+        log_sd=evidence.model_log_sd,
         heavy_tailed=True,
     )
 

@@ -1,5 +1,6 @@
 """Constants of the step time, and the values that `make estimate-fit` printed for them."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -24,15 +25,30 @@ class Kernels:
     gemm: float = 0.65
     expert_gemm: float = 0.40
     attention_gemm: float = 0.50
+    # Share of the fp8 peak at which the indexer of sparse attention scores the keys.
+    index_gemm: float = 0.30
     prefill_gemm: float = 0.55
-    # Narrow weights reach these parts of the shares above.
+    prefill_expert_gemm: float = 0.40
+    # Share that prefill reaches where the bf16 peak is low: fewer bytes feed its tensor cores. 83 %
+    # of 468 TFLOPS is measured on RTX PRO 6000.
+    prefill_gemm_low_peak: float = 0.78
+    # Narrow weights of dense matrices reach these parts of the shares above.
     fp8: float = 0.75
     fp4: float = 0.70
     int4: float = 0.80
+    # Narrow weights of experts do.
+    fp8_experts: float = 0.75
+    fp4_experts: float = 0.70
+    int4_experts: float = 0.80
     # Products of 4-bit integers, widened tile by tile (Marlin, arXiv:2408.11743).
     int4_gemm: float = 0.80
     # Products whose narrow weights are first widened to 16 bits.
     widened_gemm: float = 0.50
+    # Parts of the shares of prefill's products that narrow weights reach there.
+    fp8_prefill: float = 0.75
+    fp4_prefill: float = 0.60
+    int4_prefill: float = 0.80
+    widened_prefill: float = 0.70
     # Share of the vector rate at which weights are widened, one operation each.
     widening: float = 0.30
     # Exponent of the tokens: skewed routing touches fewer experts than uniform routing.
@@ -47,66 +63,70 @@ class Kernels:
     layer_s: float = 15e-6
     moe_layer_s: float = 25e-6
     state_layer_s: float = 5e-6
+    # Scores, selection and page tables of a layer that selects its tokens.
+    index_layer_s: float = 20e-6
     nvlink_all_reduce_s: float = 10e-6
     pcie_all_reduce_s: float = 35e-6
     # Share of the link's rate that an all-reduce reaches.
     link: float = 0.50
-    prefill_s: float = 5e-3
+    prefill_s: float = 1e-3
+    # Launch cost of a prefill, relative to a step: it runs without a CUDA graph.
+    prefill_launches: float = 1.5
     draft_step_s: float = 0.35e-3
 
 
-FITTED = Kernels(
-    weight_stream=0.841,
-    expert_stream=0.569,
-    cache_stream=0.839,
-    block_bytes_per_s=7160000000.0,
-    state_vector=0.0849,
-    gemm=0.457,
-    expert_gemm=0.401,
-    attention_gemm=0.691,
-    prefill_gemm=0.565,
-    fp8=0.809,
-    fp4=1.0,
-    int4=1.0,
-    int4_gemm=0.747,
-    widened_gemm=0.262,
-    widening=0.187,
-    routing=0.851,
-    old_fp8_experts=0.19,
-    old_layer=1.49,
-    other_vendor=0.489,
-    step_s=0.00062,
-    layer_s=1.53e-05,
-    moe_layer_s=3.23e-05,
-    state_layer_s=6.68e-06,
-    nvlink_all_reduce_s=1.56e-05,
-    pcie_all_reduce_s=3.95e-05,
-    link=0.628,
-    prefill_s=0.0101,
-    draft_step_s=0.000341,
-)
+# Every peak reached and nothing waited for: the least time that a card allows.
+PEAKS = Kernels(
+    weight_stream=1.0, expert_stream=1.0, cache_stream=1.0, block_bytes_per_s=math.inf,
+    state_vector=1.0, gemm=1.0, expert_gemm=1.0, attention_gemm=1.0, index_gemm=1.0,
+    prefill_gemm=1.0, prefill_expert_gemm=1.0, prefill_gemm_low_peak=1.0, fp8=1.0, fp4=1.0,
+    int4=1.0, fp8_experts=1.0, fp4_experts=1.0, int4_experts=1.0, int4_gemm=1.0,
+    widened_gemm=1.0, fp8_prefill=1.0, fp4_prefill=1.0, int4_prefill=1.0, widened_prefill=1.0,
+    widening=math.inf, old_fp8_experts=1.0, old_layer=1.0, other_vendor=1.0, step_s=0.0,
+    layer_s=0.0, moe_layer_s=0.0, state_layer_s=0.0, index_layer_s=0.0, nvlink_all_reduce_s=0.0,
+    pcie_all_reduce_s=0.0, link=1.0, prefill_s=0.0,
+    prefill_launches=0.0, draft_step_s=0.0,
+)  # fmt: skip
 
-# Pairs of model family and card among the readings that the constants were fitted to.
-FITTED_PAIRS: frozenset[tuple[str, str]] = frozenset(
-    (
-        ("DeepSeek-V3", "H200"),
-        ("DeepSeek-V3.2-Exp", "B200"),
-        ("Kimi-K2.5", "B200"),
-        ("Kimi-K2.5", "B300"),
-        ("Llama-3.1-8B", "H200"),
-        ("Llama-4-Maverick-17B-128E", "Instinct MI300X"),
-        ("Llama-4-Scout-17B-16E", "Instinct MI300X"),
-        ("Meta-Llama-3.1-70B", "H100 80GB"),
-        ("Meta-Llama-3.1-70B", "H200"),
-        ("MiniMax-M2.5", "H100 80GB"),
-        ("Qwen3-235B-A22B", "B200"),
-        ("Qwen3-235B-A22B", "H200"),
-        ("Qwen3-Next-80B-A3B", "B200"),
-        ("Qwen3.5-27B", "B200"),
-        ("Qwen3.5-27B", "H200"),
-        ("Qwen3.5-35B-A3B", "H200"),
-        ("Qwen3.5-397B-A17B", "H200"),
-        ("Qwen3.5-397B-A17B", "RTX PRO 6000 Blackwell"),
-        ("gpt-oss-120b", "B200"),
-    )
+FITTED = Kernels(
+    weight_stream=0.84,
+    expert_stream=0.787,
+    cache_stream=0.86,
+    block_bytes_per_s=7890000000.0,
+    state_vector=0.1,
+    gemm=0.264,
+    expert_gemm=0.404,
+    attention_gemm=0.535,
+    index_gemm=0.29,
+    prefill_gemm=0.686,
+    prefill_expert_gemm=0.38,
+    prefill_gemm_low_peak=0.78,
+    fp8=0.831,
+    fp4=0.592,
+    int4=0.757,
+    fp8_experts=0.859,
+    fp4_experts=0.916,
+    int4_experts=0.968,
+    int4_gemm=1.0,
+    widened_gemm=0.31,
+    fp8_prefill=0.679,
+    fp4_prefill=0.613,
+    int4_prefill=0.625,
+    widened_prefill=0.486,
+    widening=0.185,
+    routing=0.937,
+    old_fp8_experts=0.335,
+    old_layer=1.58,
+    other_vendor=0.481,
+    step_s=0.000711,
+    layer_s=2.14e-05,
+    moe_layer_s=3.3e-05,
+    state_layer_s=5.04e-06,
+    index_layer_s=5.54e-05,
+    nvlink_all_reduce_s=7.78e-06,
+    pcie_all_reduce_s=4.39e-05,
+    link=0.42,
+    prefill_s=0.00103,
+    prefill_launches=2.86,
+    draft_step_s=0.000308,
 )

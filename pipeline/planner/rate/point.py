@@ -5,17 +5,22 @@ checks whether the requests fit in memory.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.errors import PlanError
 from pipeline.planner.cards import gpu_named
 from pipeline.planner.memory.launch import resolve_launch
 from pipeline.planner.rate.kernels import FITTED, Kernels
+from pipeline.planner.rate.readings.traits import Engine
 from pipeline.planner.rate.replica import Replica, replica_of_launch
 from pipeline.planner.rate.throughput import Rate, Workload, rate_at
 from pipeline.planner.sglang.flags import parse_launch_line
 from pipeline.planner.sglang.releases import rules_for
 from pipeline.planner.sglang.settings import RefusedLaunch
 from schemas.plan import Gpu, ModelFacts, Moe
+
+# As SGLang names them.
+_KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,9 @@ class PointQuery:
     num_draft_tokens: int | None = None
     sglang_version: str | None = None
     attention_backend: str | None = None
+    engine: Engine = "sglang"
+    kv_format: Literal["bf16", "fp8"] | None = None
+    """Format of the KV cache; None for the engine's default."""
 
 
 def rate_at_point(query: PointQuery, kernels: Kernels = FITTED) -> Rate:
@@ -73,18 +81,18 @@ def point_replica(query: PointQuery, kernels: Kernels) -> tuple[Replica, int]:
     draft_tokens = query.num_draft_tokens or _usual_draft_tokens(query.accept_length)
     if draft_tokens is not None:
         words += _speculative_words(draft_tokens)
-    return _replica(query.model, gpu, words, query.sglang_version, kernels), replicas
+    if query.kv_format is not None:
+        words += ["--kv-cache-dtype", _KV_DTYPES[query.kv_format]]
+    return _replica(query, gpu, words, kernels), replicas
 
 
-def _replica(
-    model: ModelFacts, gpu: Gpu, words: list[str], version: str | None, kernels: Kernels
-) -> Replica:
+def _replica(query: PointQuery, gpu: Gpu, words: list[str], kernels: Kernels) -> Replica:
     flags = parse_launch_line(words)
-    rules, _ = rules_for(version)
-    launch = resolve_launch(model, gpu, flags, rules)
+    rules, _ = rules_for(query.sglang_version)
+    launch = resolve_launch(query.model, gpu, flags, rules)
     if isinstance(launch, RefusedLaunch):
         raise PlanError(launch.message)
-    return replica_of_launch(launch, kernels)
+    return replica_of_launch(launch, kernels, query.engine)
 
 
 def _speculative_words(draft_tokens: int) -> list[str]:

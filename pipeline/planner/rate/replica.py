@@ -15,6 +15,8 @@ from pipeline.planner.memory.state_pool import slot_bytes, ssm_dtype
 from pipeline.planner.memory.weights import rank_share
 from pipeline.planner.rate.errors import RateClass, rate_class_of
 from pipeline.planner.rate.kernels import Kernels
+from pipeline.planner.rate.readings.offsets import Offsets, offsets_for
+from pipeline.planner.rate.readings.traits import Engine, traits_of
 from pipeline.planner.sglang.flags import LaunchFlags
 from pipeline.planner.sglang.layout import Parallel, parallel_of
 from schemas.estimate import GpuSpeed
@@ -78,15 +80,24 @@ class Replica:
     draft: tuple[WeightLoad, ...]
     draft_experts: tuple[ExpertLoad, ...]
     head: tuple[WeightLoad, ...]
+    offsets: Offsets
+    """Corrections that readings give to the kernels' constants."""
 
 
-def replica_of_launch(launch: ResolvedLaunch, kernels: Kernels) -> Replica:
-    """Weigh a resolved launch."""
-    return replica_of(launch.model, launch.settings, launch.gpu, launch.flags, kernels)
+def replica_of_launch(
+    launch: ResolvedLaunch, kernels: Kernels, engine: Engine = "sglang"
+) -> Replica:
+    """Weigh a resolved launch, as `engine` would run it."""
+    return replica_of(launch.model, launch.settings, launch.gpu, launch.flags, kernels, engine)
 
 
 def replica_of(
-    model: ModelFacts, settings: PlanSettings, gpu: Gpu, flags: LaunchFlags, kernels: Kernels
+    model: ModelFacts,
+    settings: PlanSettings,
+    gpu: Gpu,
+    flags: LaunchFlags,
+    kernels: Kernels,
+    engine: Engine = "sglang",
 ) -> Replica:
     """Weigh a launch by its settings and flags. Raises PlanError for a card of unknown speed."""
     ranks = parallel_of(flags)
@@ -113,6 +124,7 @@ def replica_of(
         draft=draft,
         draft_experts=draft_experts,
         head=head,
+        offsets=offsets_for(traits_of(model, gpu.name, engine)),
     )
 
 

@@ -2,14 +2,18 @@
 
 A roofline by parts: each part is the soft maximum of its memory time and its arithmetic time, and
 the parts add up. The constants are in `Kernels`; `make estimate-fit` fits them to published
-readings.
+readings. What these readings say beyond the constants, as of one model on one card, is a factor on
+the time of each part. It is the same at every batch, so a longer step stays longer, and no part
+takes less than the card's peaks allow.
 """
 
 import math
+from dataclasses import replace
 
+from pipeline.planner.rate.kernels import PEAKS
 from pipeline.planner.rate.replica import ExpertLoad, Replica, WeightClass, WeightLoad
 from pipeline.planner.rate.stages import round_s
-from pipeline.planner.rate.traffic import RequestTraffic, request_traffic
+from pipeline.planner.rate.traffic import RequestTraffic, prompt_flops, request_traffic
 from pipeline.planner.sglang.layout import stage_layers
 from schemas.estimate import StepParts
 from schemas.plan import (
@@ -22,6 +26,11 @@ from schemas.plan import (
 _FASTER_SINCE = (0, 5, 9)
 # Tensors between stages: hidden states and residual. layer_boundary/residual/batch.py, 0.5.23
 _HANDED_OVER = 2
+# No constant is a larger share of a peak, so factors above it need no comparison with the peaks.
+_NEAR_PEAK = 0.9
+# Cards below multiply 16-bit numbers slowly enough that their memory keeps the tensor cores fed:
+# A100, L40S, RTX PRO 6000; those above are H100 and later.
+_LOW_PEAK_FLOPS = 500e12
 # triton_attention_num_kv_splits, exec_.py, 0.5.23
 _TRITON_KV_SPLITS = 8
 
@@ -31,6 +40,38 @@ def decode_step(replica: Replica, requests: float, context_tokens: float) -> Ste
 
     With speculation it is one verify step of all draft tokens, and the draft's own steps.
     """
+    step = modelled_step(replica, requests, context_tokens)
+    weights, attention, overhead, communication, _ = replica.offsets.time_factors
+    dense_s, experts_s, draft_s = (
+        weights * seconds for seconds in (step.dense_s, step.experts_s, step.draft_s)
+    )
+    attention_s, communication_s = (
+        attention * step.attention_s,
+        communication * step.communication_s,
+    )
+    hand_over_s = communication * step.hand_over_s
+    if min(weights, attention, communication) < _NEAR_PEAK:
+        least = modelled_step(replace(replica, kernels=PEAKS), requests, context_tokens)
+        dense_s, experts_s = max(dense_s, least.dense_s), max(experts_s, least.experts_s)
+        draft_s, attention_s = max(draft_s, least.draft_s), max(attention_s, least.attention_s)
+        communication_s = max(communication_s, least.communication_s)
+        hand_over_s = max(hand_over_s, least.hand_over_s)
+    offset = StepParts(
+        dense_s=dense_s,
+        experts_s=experts_s,
+        attention_s=attention_s,
+        communication_s=communication_s,
+        overhead_s=overhead * step.overhead_s,
+        draft_s=draft_s,
+        hand_over_s=hand_over_s,
+    )
+    # Stages wait for one another in proportion to their work.
+    busy_s = step.step_s() - step.idle_s
+    return replace(offset, idle_s=step.idle_s * offset.step_s() / busy_s) if step.idle_s else offset
+
+
+def modelled_step(replica: Replica, requests: float, context_tokens: float) -> StepParts:
+    """Time a step from the kernels' constants alone."""
     if replica.ranks.pp_size > 1:
         return _pipeline_round(replica, requests, context_tokens)
     return _one_pass(replica, replica.dense, requests, context_tokens)
@@ -106,10 +147,23 @@ def _hand_over_s(replica: Replica, tokens: float) -> float:
     )
 
 
-def prefill_s(replica: Replica, prompt_tokens: float) -> float:
-    """Return the device time of one prompt; without stages, decoding stops for it."""
+def prefill_s(replica: Replica, prompt_tokens: float, together: float = 1.0) -> float:
+    """Return the device time of one prompt; without stages, decoding stops for it.
+
+    `together` prompts are prefilled at once and share the launches.
+    """
     if prompt_tokens <= 0:
         return 0.0
+    factor = replica.offsets.time_factors[-1]
+    seconds = factor * modelled_prefill_s(replica, prompt_tokens, together)
+    if factor >= _NEAR_PEAK:
+        return seconds
+    peaks = replace(replica, kernels=PEAKS)
+    return max(seconds, modelled_prefill_s(peaks, prompt_tokens, together))
+
+
+def modelled_prefill_s(replica: Replica, prompt_tokens: float, together: float = 1.0) -> float:
+    """Time a prompt from the kernels' constants alone."""
     kernels, adp = replica.kernels, replica.ranks.attention_dp_size
     seconds = sum(
         _product_s(replica, load.weight_class, load.params * prompt_tokens, load.gathered)
@@ -123,27 +177,61 @@ def prefill_s(replica: Replica, prompt_tokens: float) -> float:
             load.weight_class,
             load.params * prompt_tokens * load.experts_per_token / load.experts,
             gathered=True,
+            experts=True,
         )
         for load in replica.experts
     )
-    half = request_traffic(replica.model, replica.settings, replica.ranks, prompt_tokens / 2, 0.0)
+    model, settings, ranks = replica.model, replica.settings, replica.ranks
+    half = request_traffic(model, settings, ranks, prompt_tokens / 2, 0.0)
     # Over a prompt the states are updated in chunks, by matrix products.
-    attention = (half.flops + half.state_flops) * prompt_tokens
+    attention = prompt_flops(model, settings, ranks, prompt_tokens)
+    attention += half.state_flops * prompt_tokens
     seconds += attention / (replica.speed.bf16_flops * kernels.attention_gemm)
+    seconds += half.index_flops * prompt_tokens / _index_flops_per_s(replica)
     if replica.ranks.tp_size > 1:
         seconds += _all_reduces(replica) * _transfer_s(replica, prompt_tokens * adp)
     if replica.ranks.pp_size > 1:
         seconds += (replica.ranks.pp_size - 1) * _hand_over_s(replica, prompt_tokens)
-    return seconds / adp + kernels.prefill_s
+    # No graph holds a prefill's launches.
+    launches_s = kernels.prefill_s + kernels.prefill_launches * _overhead_s(replica)
+    return seconds / adp + launches_s / together
 
 
 def _product_s(
-    replica: Replica, weight_class: WeightClass, params_times_tokens: float, gathered: bool
+    replica: Replica,
+    weight_class: WeightClass,
+    params_times_tokens: float,
+    gathered: bool,
+    *,
+    experts: bool = False,
 ) -> float:
     """Time a prefill's matrix products with the weights of one load."""
-    share = replica.kernels.prefill_gemm * _product_share(replica, weight_class)
+    share = _prefill_share(replica, experts=experts) * _narrow_prefill(replica, weight_class)
     tokens = params_times_tokens * (replica.ranks.attention_dp_size if gathered else 1)
     return 2 * tokens / (_flops(replica, weight_class) * share)
+
+
+def _prefill_share(replica: Replica, *, experts: bool) -> float:
+    """Return the share of the peak that a prompt's products with 16-bit weights reach."""
+    kernels = replica.kernels
+    dense = kernels.prefill_gemm
+    if replica.speed.bf16_flops < _LOW_PEAK_FLOPS:
+        dense = kernels.prefill_gemm_low_peak
+    # Experts see fewer rows each, on every card alike.
+    return dense * kernels.prefill_expert_gemm / kernels.prefill_gemm if experts else dense
+
+
+def _narrow_prefill(replica: Replica, weight_class: WeightClass) -> float:
+    """Return the part of prefill's share that products with weights of a class reach."""
+    kernels = replica.kernels
+    widened = _is_widened(replica, weight_class)
+    part = {
+        "bf16": 1.0,
+        "fp8": kernels.fp8_prefill,
+        "fp4": kernels.widened_prefill if widened else kernels.fp4_prefill,
+        "int4": kernels.int4_prefill,
+    }[weight_class]
+    return part * _vendor_share(replica)
 
 
 def _verified(settings: PlanSettings) -> tuple[int, int]:
@@ -175,7 +263,7 @@ def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -
     tokens *= replica.ranks.attention_dp_size
     memory = arithmetic = 0.0
     for load in loads:
-        narrow = _narrow(replica, load.weight_class)
+        narrow = _narrow(replica, load.weight_class, experts=True)
         share = load.experts_per_token / load.experts
         # Share of the experts that at least one token is routed to.
         touched = 1 - (1 - share) ** (max(tokens, 1.0) ** kernels.routing)
@@ -184,7 +272,7 @@ def _experts_s(replica: Replica, loads: tuple[ExpertLoad, ...], tokens: float) -
         widened = _widening_s(replica, load.weight_class, load.params)
         memory += touched * (load.bytes / stream + widened)
         peak = _flops(replica, load.weight_class) * kernels.expert_gemm
-        peak *= _product_share(replica, load.weight_class)
+        peak *= _product_share(replica, load.weight_class, experts=True)
         peak *= _release_share(replica, load.weight_class)
         arithmetic += 2 * tokens * share * load.params / peak
     return math.hypot(memory, arithmetic)
@@ -202,7 +290,14 @@ def _cache_s(replica: Replica, traffic: RequestTraffic, requests: float, verifie
     kernels, speed = replica.kernels, replica.speed
     memory = requests * traffic.kv_bytes / (speed.memory_bytes_per_s * kernels.cache_stream)
     arithmetic = requests * verified * traffic.flops / (speed.bf16_flops * kernels.attention_gemm)
+    arithmetic += requests * verified * traffic.index_flops / _index_flops_per_s(replica)
     return math.hypot(memory, arithmetic, _longest_block_s(replica, traffic))
+
+
+def _index_flops_per_s(replica: Replica) -> float:
+    """Return the rate at which keys are scored: in 8 bits where the card multiplies them."""
+    speed = replica.speed
+    return (speed.fp8_flops or speed.bf16_flops) * replica.kernels.index_gemm
 
 
 def _longest_block_s(replica: Replica, traffic: RequestTraffic) -> float:
@@ -253,10 +348,12 @@ def _overhead_s(replica: Replica) -> float:
     kernels, model = replica.kernels, replica.model
     moe_layers = sum(load.layers for load in replica.experts)
     state_layers = getattr(model.state, "layers", 0)
+    index_layers = getattr(model.cache, "index_layers", 0)
     layers_s = (
         model.layers * kernels.layer_s
         + moe_layers * kernels.moe_layer_s
         + state_layers * kernels.state_layer_s
+        + index_layers * kernels.index_layer_s
     )
     return kernels.step_s + layers_s * (kernels.old_layer if _is_old(replica) else 1.0)
 
@@ -270,13 +367,20 @@ def _draft_step_s(replica: Replica, requests: float) -> float:
     )
 
 
-def _narrow(replica: Replica, weight_class: WeightClass) -> float:
+def _narrow(replica: Replica, weight_class: WeightClass, *, experts: bool = False) -> float:
     kernels = replica.kernels
-    vendor = 1.0 if replica.speed.vendor == "nvidia" else kernels.other_vendor
-    narrow = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}[
-        weight_class
-    ]
-    return vendor * narrow
+    dense = {"bf16": 1.0, "fp8": kernels.fp8, "fp4": kernels.fp4, "int4": kernels.int4}
+    routed = {
+        "bf16": 1.0,
+        "fp8": kernels.fp8_experts,
+        "fp4": kernels.fp4_experts,
+        "int4": kernels.int4_experts,
+    }
+    return _vendor_share(replica) * (routed if experts else dense)[weight_class]
+
+
+def _vendor_share(replica: Replica) -> float:
+    return 1.0 if replica.speed.vendor == "nvidia" else replica.kernels.other_vendor
 
 
 def _release_share(replica: Replica, weight_class: WeightClass) -> float:
@@ -300,11 +404,11 @@ def _is_widened(replica: Replica, weight_class: WeightClass) -> bool:
     )
 
 
-def _product_share(replica: Replica, weight_class: WeightClass) -> float:
+def _product_share(replica: Replica, weight_class: WeightClass, *, experts: bool = False) -> float:
     if _is_widened(replica, weight_class):
         kernels = replica.kernels
         return kernels.int4_gemm if weight_class == "int4" else kernels.widened_gemm
-    return _narrow(replica, weight_class)
+    return _narrow(replica, weight_class, experts=experts)
 
 
 def _widening_s(replica: Replica, weight_class: WeightClass, params: float) -> float:

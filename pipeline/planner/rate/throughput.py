@@ -11,14 +11,14 @@ decides how many requests run.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from pipeline.planner.rate.errors import RateClass, RateEvidence, rate_spreads
-from pipeline.planner.rate.kernels import FITTED_PAIRS
 from pipeline.planner.rate.replica import Replica
 from pipeline.planner.rate.stages import prefill_taken_s
 from pipeline.planner.rate.step_time import decode_step, prefill_s, turns
-from schemas.estimate import Band, StepParts
-from schemas.plan import ModelFacts, NoSpeculation
+from schemas.estimate import Band, StepParts, Support
+from schemas.plan import NoSpeculation
 
 # assumed: a chain of 4 draft tokens in thinking mode at temperature 1 keeps 2.6 per step (2.2 to
 # 3.0). Random prompts on GB300 measure 3.2 (SGLang cookbook, 2026-08).
@@ -47,7 +47,7 @@ class Rate:
     """Steady state of one replica.
 
     `prefill_share` is of the device time; `log_sd` is the error of log tokens/s at this number of
-    running requests.
+    running requests; `support` are the readings that the rate stands on.
     """
 
     running_requests: float
@@ -57,7 +57,10 @@ class Rate:
     tokens_per_s: float
     tokens_per_s_per_gpu: Band
     log_sd: float
+    model_log_sd: float
+    """The part of `log_sd` that is the rate model's own."""
     rate_class: RateClass
+    support: tuple[Support, ...]
 
 
 def rate_at(
@@ -76,9 +79,10 @@ def rate_at(
     prefill = prompt_cost_s(replica, running_requests, workload, step.step_s(), kept)
     tokens_per_s = workload.output_tokens_mean / (prefill + decode)
     gpus = replica.ranks.tp_size * replica.ranks.pp_size
+    model_log_sd = replica.offsets.log_sd(time_shares(step, prefill / (prefill + decode)))
     evidence = RateEvidence(
-        rate_class=replica.rate_class,
-        pair_measured=pair_is_measured(replica.model, replica.gpu),
+        model_log_sd=model_log_sd,
+        support=replica.offsets.support,
         cap_logged=True,
         accept_length=kept if speculative else None,
         accept_measured=accept_length is not None,
@@ -95,7 +99,22 @@ def rate_at(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=log_band(tokens_per_s / gpus, sd),
         log_sd=sd,
+        model_log_sd=model_log_sd,
         rate_class=replica.rate_class,
+        support=replica.offsets.support,
+    )
+
+
+def time_shares(step: StepParts, prefill_share: float) -> tuple[float, ...]:
+    """Return the shares of the time of `PARTS`: weights, attention, …, prefill."""
+    # Stages that wait do so in proportion to the other parts.
+    part = (1 - prefill_share) / (step.step_s() - step.idle_s)
+    return (
+        part * (step.dense_s + step.experts_s + step.draft_s),
+        part * step.attention_s,
+        part * step.overhead_s,
+        part * (step.communication_s + step.hand_over_s),
+        prefill_share,
     )
 
 
@@ -103,11 +122,12 @@ def prompt_cost_s(
     replica: Replica, running_requests: float, workload: Workload, step_s: float, kept: float
 ) -> float:
     """Return the seconds of the replica's decoding that one prompt costs."""
-    alone_s = prefill_s(replica, workload.prompt_tokens_mean)
-    if replica.ranks.pp_size == 1:
-        return alone_s
-    micro_batches = turns(replica, running_requests)
     chunk = replica.settings.chunked_prefill_size
+    if replica.ranks.pp_size == 1:
+        ending = running_requests * kept / workload.output_tokens_mean
+        return prefill_s(replica, workload.prompt_tokens_mean, _together(replica, workload, ending))
+    alone_s = prefill_s(replica, workload.prompt_tokens_mean)
+    micro_batches = turns(replica, running_requests)
     return prefill_taken_s(
         alone_s=alone_s,
         chunks=math.ceil(workload.prompt_tokens_mean / chunk) if chunk > 0 else 1,
@@ -116,6 +136,14 @@ def prompt_cost_s(
         step_s=step_s,
         ending=running_requests * kept / (micro_batches * workload.output_tokens_mean),
     )
+
+
+def _together(replica: Replica, workload: Workload, ending: float) -> float:
+    """Return how many prompts are prefilled at once where `ending` requests end in a step."""
+    chunk = replica.settings.chunked_prefill_size * replica.ranks.attention_dp_size
+    if chunk > 0 and workload.prompt_tokens_mean > 0:
+        ending = min(ending, chunk / workload.prompt_tokens_mean)
+    return max(ending, 1.0)
 
 
 def assumed_accept_length(replica: Replica) -> float:
@@ -131,6 +159,7 @@ def chained_accept_length(odds: float, num_draft_tokens: int) -> float:
     return sum(odds**place for place in range(num_draft_tokens))
 
 
+@cache
 def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
     """Solve for the odds with which a chain keeps `accept_length` tokens per step."""
     low, high = 0.0, 1.0
@@ -145,28 +174,10 @@ def accept_odds(accept_length: float, num_draft_tokens: int) -> float:
 
 # The p90 of a Student t with 4 degrees of freedom, scaled to a standard deviation of 1:
 # 1.533 / sqrt(4 / (4 - 2)). Errors have heavier tails than a normal's.
-_P90_DEVIATIONS = 1.084
-
-
-def pair_is_measured(model: ModelFacts, gpu: str) -> bool:
-    """Return whether the fit includes readings of this model's family on this card."""
-    return (model_family(model.name), gpu) in FITTED_PAIRS
-
-
-def model_family(name: str) -> str:
-    """Name the family of checkpoints of one shape, whatever their format or tuning."""
-    tail = name.rstrip("/").rsplit("/", 1)[-1]
-    for suffix in ("-Instruct", "-2507", "-NVFP4", "-AWQ", "-FP8"):
-        tail = tail.replace(suffix, "")
-    same = {
-        "DeepSeek-R1": "DeepSeek-V3", "DeepSeek-V3.1": "DeepSeek-V3",
-        "Qwen3.6-27B": "Qwen3.5-27B", "Qwen3.8-27B": "Qwen3.5-27B",
-        "Qwen3.6-35B-A3B": "Qwen3.5-35B-A3B",
-    }  # fmt: skip
-    return same.get(tail, tail)
+P90_DEVIATIONS = 1.084
 
 
 def log_band(middle: float, log_sd: float) -> Band:
     """Return the 80 % band around a median whose logarithm has this error."""
-    factor = math.exp(_P90_DEVIATIONS * log_sd)
+    factor = math.exp(P90_DEVIATIONS * log_sd)
     return Band(p10=middle / factor, p50=middle, p90=middle * factor)

@@ -37,12 +37,14 @@ class RequestTraffic:
     """Traffic of one request in one step, on one GPU.
 
     A step reads `state_bytes` once and writes them once. `flops` are the operations of attention
-    for one new token; `state_flops` those on the state, outside the tensor cores.
+    for one new token; `index_flops` those of scoring all keys, where attention selects tokens;
+    `state_flops` those on the state, outside the tensor cores.
     """
 
     kv_bytes: float
     state_bytes: float
     flops: float
+    index_flops: float
     state_flops: float
 
 
@@ -62,8 +64,33 @@ def request_traffic(
         elements = state.layers * state.heads * state.head_dim * state.state_dim
         state_flops = 6.0 * elements / ranks.attention_tp_size
     return RequestTraffic(
-        kv_bytes=kv, state_bytes=state_slot_bytes, flops=flops, state_flops=state_flops
+        kv_bytes=kv,
+        state_bytes=state_slot_bytes,
+        flops=flops,
+        index_flops=_index_flops(model, context_tokens),
+        state_flops=state_flops,
     )
+
+
+def prompt_flops(
+    model: ModelFacts, settings: PlanSettings, ranks: Parallel, prompt_tokens: float
+) -> float:
+    """Return the operations of attention on a whole prompt; a token sees half of it on average."""
+    context = prompt_tokens / 2
+    _, flops = _attention(model, settings, ranks, context)
+    if isinstance(model.cache, MlaCache) and model.cache.expanded_dim:
+        # A prompt expands its latent vectors; only decoding uses the absorbed form.
+        heads = max(model.heads / ranks.attention_tp_size, 1.0)
+        flops = 2 * heads * model.cache.expanded_dim * context * model.cache.layers
+    return flops * prompt_tokens
+
+
+def _index_flops(model: ModelFacts, context: float) -> float:
+    """Count the scores of one token against all keys. Every tensor-parallel rank computes them."""
+    cache = model.cache
+    if not isinstance(cache, SparseMlaCache):
+        return 0.0
+    return 2 * cache.index_heads * cache.index_head_dim * context * cache.index_layers
 
 
 def _attention(

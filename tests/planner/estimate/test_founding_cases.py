@@ -79,11 +79,12 @@ def test_the_bench_implies_the_length_of_a_completion() -> None:
     assert round(4 * 400 * 16.5 * 86_400 / COMPLETIONS) == MEAN_TOKENS
 
 
-@pytest.mark.parametrize(("running", "low", "high"), [(48, 803, 884), (80, 1057, 1182)])
+@pytest.mark.parametrize(("running", "low", "high"), [(48, 803, 884), (80, 1035, 1182)])
 def test_batches_without_mtp_run_as_two_independent_models_say(
     running: int, low: float, high: float
 ) -> None:
-    # Rooflines with untuned and fitted constants, times 0.93 and 0.91 for the spread of lengths.
+    # Rooflines with untuned and fitted constants, times 0.93 and 0.91 for the spread of lengths; at
+    # 80 up to 2 % less, for the bench of one request is slower than both.
     assert low <= qwen("rtx-pro-6000", running, cv=1.2).tokens_per_s <= high
 
 

@@ -180,8 +180,8 @@ def test_a_dry_run_of_a_dense_bf16_model_is_wide_by_two() -> None:
     # 0.19 rate model, 0.15 running requests, 0.10 release and length, 0.03 availability:
     # root of the sum of squares 0.28, e^(2 x 1.28 x 0.28) = 2.0
     evidence = RateEvidence(
-        rate_class="bf16 dense", pair_measured=False, cap_logged=False, accept_length=None,
-        accept_measured=False, release="0.5.23", release_measured=False, stages=1,
+        model_log_sd=0.19, support=(), cap_logged=False, accept_length=None, accept_measured=False,
+        release="0.5.23", release_measured=False, stages=1,
     )  # fmt: skip
     spreads = rate_spreads(evidence)
     lengths = output_lengths(2529, 1.2, 32_768, "bench")

@@ -161,6 +161,9 @@ def test_table_has_one_row_an_option_with_its_band_beneath() -> None:
         "limited by state slots"
     )
     assert lines[at + 4].strip() == (
+        "stands on public readings: 3 of models of this kind on this card"
+    )
+    assert lines[at + 5].strip() == (
         "of which start 0.18 h ($6.2), tail 0.21 h ($7.2), restarts 0.65 h ($22), "
         "preemptions $4.9 spot"
     )

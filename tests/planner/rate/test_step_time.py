@@ -6,7 +6,7 @@ from pipeline.models.dtypes import load_model_as
 from pipeline.planner.rate.kernels import FITTED
 from pipeline.planner.rate.point import PointQuery, point_replica
 from pipeline.planner.rate.replica import Replica
-from pipeline.planner.rate.step_time import decode_step
+from pipeline.planner.rate.step_time import modelled_step as decode_step
 
 
 def replica(**changes: object) -> Replica:
@@ -86,14 +86,17 @@ def test_last_stage_has_the_head_and_the_others_wait_for_it() -> None:
     step = decode_step(replica(**STAGED), 48, 0)
     # 128,256 x 8,192 x 2 B = 2.10 GB: 1.39 ms more on the last stage, three quarters of it over the
     # mean, four times a round: 4.18 ms, longer than the host's turn of 3 ms.
-    assert step.idle_s == pytest.approx(4 * 0.75 * 2.101e9 / (1.792e12 * 0.841), rel=0.02)
+    read_s = 2.101e9 / (1.792e12 * FITTED.weight_stream)
+    assert step.idle_s == pytest.approx(4 * 0.75 * read_s, rel=0.02)
 
 
 def test_stages_hand_over_two_tensors() -> None:
     step = decode_step(replica(**STAGED), 48, 0)
-    # 2 tensors x 12 requests x 8,192 x 2 B = 393 KB at 50 GB/s x 0.628: 12.5 us beside two
-    # latencies of 39.5 us; four micro-batches
-    assert step.hand_over_s == pytest.approx(4 * (2 * 39.5e-6 + 12.5e-6), rel=0.01)
+    # 2 tensors x 12 requests x 8,192 x 2 B = 393 KB over PCIe's 50 GB/s beside two latencies; four
+    # micro-batches
+    sent_s = 393e3 / (50e9 * FITTED.link)
+    latency_s = 2 * FITTED.pcie_all_reduce_s
+    assert step.hand_over_s == pytest.approx(4 * (latency_s + sent_s), rel=0.01)
 
 
 def test_one_request_keeps_one_stage_busy_at_a_time() -> None:
@@ -147,8 +150,8 @@ def test_experts_are_read_if_any_token_is_routed_to_them() -> None:
     )
     (load,) = launch.experts
     touched = 1 - (1 - 8 / 256) ** (32**FITTED.routing)
-    read_s = touched * load.bytes / (4.8e12 * FITTED.expert_stream * FITTED.fp8)
-    peak = launch.speed.fp8_flops * FITTED.expert_gemm * FITTED.fp8
+    read_s = touched * load.bytes / (4.8e12 * FITTED.expert_stream * FITTED.fp8_experts)
+    peak = launch.speed.fp8_flops * FITTED.expert_gemm * FITTED.fp8_experts
     multiplied_s = 2 * 32 * (8 / 256) * load.params / peak
     expected_s = (read_s**2 + multiplied_s**2) ** 0.5
     assert decode_step(launch, 32, 0).experts_s == pytest.approx(expected_s)
