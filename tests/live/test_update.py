@@ -122,7 +122,7 @@ def test_small_batch_is_told_as_that_alone(config: RunFile, expected: Expectatio
 
 def test_slow_step_is_told_as_that_alone(config: RunFile, expected: Expectation) -> None:
     truth = as_forecast(expected)
-    truth.tokens_per_s *= 0.55
+    truth.tokens_per_s *= 0.5
     assert disagreeing(truth, config, expected) == {"step_time"}
 
 
