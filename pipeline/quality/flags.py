@@ -228,9 +228,10 @@ def _loops(
         return True
     if was_cut and _ends_in_counted_rounds(reasoning, answer):
         return True
-    if not was_cut and _ASKS_FOR_REPETITION.search(question):
-        return False
-    return is_looping(answer, quality.looping)
+    # Asked last: a search through a long question costs as much as the check of an answer.
+    return is_looping(answer, quality.looping) and (
+        was_cut or _ASKS_FOR_REPETITION.search(question) is None
+    )
 
 
 def _ends_in_counted_rounds(reasoning: str, answer: str) -> bool:
