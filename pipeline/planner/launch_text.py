@@ -15,6 +15,8 @@ from pipeline.errors import PlanError
 _MANIFEST = re.compile(r"^[ \t-]*(command|args|entrypoint|containers|services|spec)[ \t]*:", re.M)
 _WORD_KEYS = ("entrypoint", "command", "args")
 _PROGRAM = re.compile(r"sglang\.launch_server|launch_server\.py|\bsglang\b.*\bserve\b", re.S)
+# ["python3", "-m", …], or a list with a word a line
+_LIST = re.compile(r"\s*(\[\s*[\"']|-\s+[\"']?--)")
 _DOCUMENT_MARK = re.compile(r"^---.*$", re.M)
 
 
@@ -25,6 +27,8 @@ def launch_words(tokens: Sequence[str]) -> list[str]:
     cannot be read.
     """
     text = "\n".join(tokens)
+    if _LIST.match(text) and isinstance(words := _value(text, "the list of words"), list):
+        return _with_config([word for each in words for word in _words([each])])
     words = _of_manifest(text) if "\n" in text and _MANIFEST.search(text) else list(tokens)
     return _with_config(words)
 

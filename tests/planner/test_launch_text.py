@@ -63,6 +63,18 @@ def test_manifest_is_read_as_its_line(text: str) -> None:
     assert replace(found, stray=()) == replace(parse_launch_line(LINE.split()), stray=())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["python3", "-m", "sglang.launch_server", "--model-path", "a/b", "--tp", "2"]',
+        "- --model-path\n- a/b\n- --tp\n- 2\n",
+    ],
+)
+def test_list_of_words_is_read_as_its_line(text: str) -> None:
+    flags = parse_launch_line(launch_words([text]))
+    assert (flags.model_path, flags.text("tp-size")) == ("a/b", "2")
+
+
 def test_plain_lines_and_scripts_stay_as_they_are() -> None:
     for text in (LINE, "set -e\n# args: none\n" + LINE.replace(" --", " \\\n  --")):
         assert launch_words([text]) == [text]

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -92,6 +92,14 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})"
 )
+_ARRAY = re.compile(r"\b([A-Za-z_]\w*)=\(([^()]*)\)")
+_ARRAY_VALUE = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
+_PROGRAM = re.compile(r"sglang\.launch_server|launch_server\.py|\bsglang\s+serve\b")
+# Characters that separate commands and redirect them; what follows the program's own is not its.
+_OPERATOR_CHARACTERS = ";&|<>"
+# The 2 of `2> log`, which a splitter cannot tell from a value
+_STREAM = re.compile(r"(\s)[12](?=>)")
+_OPERATOR = re.compile(rf"[{_OPERATOR_CHARACTERS}]+")
 _COMMAND_WORDS = frozenset({"env", "export", "python", "python3", "-m", "sglang", "serve", "exec"})
 _Arity = Literal["none", "one", "many", "unknown"]
 
@@ -194,7 +202,7 @@ def spelled_for(words: Sequence[str], release: tuple[int, int, int]) -> tuple[st
 def parse_launch_line(tokens: Sequence[str]) -> LaunchFlags:
     """Parse a pasted line. Raises PlanError for a known flag with a value it cannot have."""
     env, words = _environment(_from_the_program(_words(tokens)))
-    words = [_with_values(word, dict(env)) for word in words]
+    words = [part for word in words for part in _expanded(word, dict(env))]
     values: list[tuple[str, tuple[str, ...]]] = []
     set_aside: list[str] = []
     stray: list[str] = []
@@ -232,14 +240,32 @@ def _words(tokens: Sequence[str]) -> list[str]:
     words: list[str] = []
     for token in tokens:
         if re.search(r"\s", token.strip()) and _is_line(token):
-            line = token.replace("\\\n", " ").replace("\\\r\n", " ")
-            try:
-                words += shlex.split(line, comments=True)
-            except ValueError as error:
-                raise PlanError(f"the launch line cannot be read: {error}") from None
+            words += _split(token)
         else:
             words.append(token.strip())
-    return [word for word in words if word not in ("", "\\", "&&", ";")]
+    return [word for word in words if word not in ("", "\\")]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the words and operators of shell text; a command that is quoted is split as well."""
+    line = text.replace("\\\n", " ").replace("\\\r\n", " ")
+    line = _STREAM.sub(r"\1", _ARRAY.sub(_as_variable, line))
+    line = _ARRAY_VALUE.sub(r"${\1}", line)
+    splitter = shlex.shlex(line, posix=True, punctuation_chars=_OPERATOR_CHARACTERS)
+    splitter.whitespace_split = True
+    try:
+        words = list(splitter)
+    except ValueError as error:
+        raise PlanError(f"the launch line cannot be read: {error}") from None
+    for word in words:
+        is_command = re.search(r"\s", word) and _PROGRAM.search(word) and word != text
+        yield from _split(word) if is_command else [word]
+
+
+def _as_variable(array: re.Match[str]) -> str:
+    """Return `NAME=(a b)` as `NAME='a b'`."""
+    words = " ".join(line.partition(" #")[0] for line in array[2].splitlines())
+    return f"{array[1]}={shlex.quote(' '.join(words.split()))}"
 
 
 def _is_line(token: str) -> bool:
@@ -260,13 +286,26 @@ def _from_the_program(words: list[str]) -> list[str]:
             assignments.append(found)
     # The interpreter belongs to the program.
     program_at -= 2 if before[-1:] == ["-m"] else 0
-    return [*assignments, *words[program_at:]] if program_at > 0 else words
+    command = list(_to_its_end(words[max(program_at, 0) :]))
+    return [*assignments, *command] if program_at > 0 else command
+
+
+def _to_its_end(words: Sequence[str]) -> Iterator[str]:
+    """Yield a command's own words, without those behind a pipe or a redirection."""
+    yield from itertools.takewhile(lambda word: not _OPERATOR.fullmatch(word), words)
 
 
 def _is_program(words: list[str], at: int, word: str) -> bool:
     if word == "sglang.launch_server" or word.endswith("launch_server.py"):
         return True
     return Path(word).name == "sglang" and words[at + 1 : at + 2] == ["serve"]
+
+
+def _expanded(word: str, values: Mapping[str, str]) -> list[str]:
+    """Put in the values of variables; one that is all flags becomes as many words."""
+    value = _with_values(word, values)
+    is_list = _VARIABLE.fullmatch(word) and value.lstrip().startswith("--")
+    return list(_split(value)) if is_list and value != word else [value]
 
 
 def _with_values(word: str, values: Mapping[str, str]) -> str:

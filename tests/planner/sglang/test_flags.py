@@ -265,6 +265,33 @@ def test_environment_of_docker_is_read_and_its_own_options_are_not_sglangs() -> 
         assert flags.set_aside == ()
 
 
+# -- lines as people paste them
+
+_COMMAND = "python3 -m sglang.launch_server --model-path a/b --tp 2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"CUDA_VISIBLE_DEVICES=0 nohup {_COMMAND} > server.log 2>&1 &",
+        f"{_COMMAND} 2> err.log | tee --append log.txt",
+        f"{_COMMAND} && curl --retry 9 localhost:30000/health",
+        f"MODEL=a/b; TP=2; {_COMMAND.replace('a/b', '$MODEL').replace('2', '$TP')}",
+        f"ssh node1 'cd /x && {_COMMAND}'",
+        f'bash -c "{_COMMAND}"',
+        'set -e\nARGS="--tp 2 --model-path a/b"\npython3 -m sglang.launch_server $ARGS',
+        (
+            "ARGS=(\n  --model-path a/b  # the model\n  --tp 2\n)\n"
+            'python3 -m sglang.launch_server "${ARGS[@]}"'
+        ),
+    ],
+)
+def test_shell_around_a_command_is_not_its_own(text: str) -> None:
+    flags = parse_launch_line([text])
+    assert (flags.model_path, flags.values) == ("a/b", (("tp-size", ("2",)),))
+    assert flags.set_aside == ()
+
+
 # -- CUDA graphs
 
 
