@@ -4,7 +4,8 @@ Bytes are ints and per GPU unless the name says otherwise. GiB (2^30 bytes) appe
 of a plan and in printed text.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 Verdict = Literal["fits", "marginal", "does_not_fit"]
@@ -394,3 +395,77 @@ class Calibration:
     graph_bytes: int | None
     layout: str | None = None
     """Ranks and stages of the launch, as `layout_name` writes them; None where not recorded."""
+
+
+# --- plans that are tried -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOption:
+    """A launch plan of the search, and its forecast for one engine."""
+
+    words: tuple[str, ...]
+    """Launch flags."""
+    tokens_per_s: float
+    log_sd: float
+    """Error of the forecast that other plans on the card do not share, of the logarithm."""
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTrial:
+    """Plans that an engine had to choose from, and what came of those that it ran."""
+
+    card: str
+    options: tuple[PlanOption, ...]
+    """Distinct plans, the forecast's best first."""
+    shared_log_sd: float
+    """Error of the forecasts that all plans on the card share."""
+    output_tokens_mean: float
+    running: str | None
+    """Name of the plan that it runs; None after a step down from it."""
+    failed: tuple[str, ...] = ()
+    """Names of plans that failed on it."""
+    start_s: float = 0.0
+    """Time that its last start took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """Forecast and measured rate of a plan that engines ran."""
+
+    name: str
+    forecast_tokens_per_s: float
+    tokens_per_s: float | None
+    """Measured rate; None while too little is read, or if the plan failed."""
+    log_sd: float | None
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardResult:
+    """Outcome of the trial so far on one kind of card."""
+
+    card: str
+    best: str
+    """Name of the plan that engines start with."""
+    plans: tuple[PlanResult, ...]
+
+
+def results_text(results: tuple[CardResult, ...]) -> str:
+    return json.dumps([asdict(result) for result in results], indent=1)
+
+
+def results_from_text(text: str) -> tuple[CardResult, ...]:
+    """Read results. Raises ValueError, TypeError or KeyError for another file."""
+    return tuple(
+        CardResult(
+            card=result["card"],
+            best=result["best"],
+            plans=tuple(PlanResult(**plan) for plan in result["plans"]),
+        )
+        for result in json.loads(text)
+    )

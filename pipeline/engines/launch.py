@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.engines.gpus import Card, planned_card, shared_cards
 from pipeline.engines.ladder import ENDS_WINDOW_S, Again, Stop, has_ended_too_often, next_step
+from pipeline.engines.options import best_option, engine_trial
 from pipeline.engines.remedies import (
     CRASH_KINDS,
     MENDED_BY_FLAGS,
@@ -52,7 +53,7 @@ from pipeline.run_file import (
 from pipeline.store.folder import Folder
 from pipeline.store.run_folder import CALIBRATIONS
 from schemas.config.run_file import RunFile
-from schemas.plan import Calibration, Gpu, LaunchPlan, ModelFacts
+from schemas.plan import Calibration, EngineTrial, Gpu, LaunchPlan, ModelFacts
 from schemas.prompt import Longest
 from schemas.units import GIB
 
@@ -73,8 +74,12 @@ class LaunchHistory:
     _ends: tuple[Tried, ...] = ()
     """Ends of the last hours, those included that are forgotten because the engine worked since."""
     _calibrations: "Calibrations | None" = None
+    trial: EngineTrial | None = None
+    """Plans that the first launch chose from; None where there is no choice, or no trial."""
     _former: LaunchFlags | None = None
     """Flags to return to when those that are tried fail."""
+    _former_name: str | None = None
+    """Name of their plan."""
     _is_up: bool = False
     """True once the current flags have come up."""
 
@@ -112,8 +117,11 @@ class LaunchHistory:
         """Choose the first flags, on the cards as they are before anything is loaded."""
         self.basis, unplanned = ladder_basis(self.config, cards, self.release, self.longest_prompts)
         self._calibrations = self._saved_calibrations(self.basis)
-        first = first_launch(self.config, self.basis, unplanned, self._calibration)
+        most = self.config.engine.trial_plans
+        first = first_launch(self.config, self.basis, unplanned, self._calibration, most=most)
         self.flags = first.flags
+        if most > 1:
+            self._begin_trial(self.basis, first.plans)
         for card in shared_cards(cards):
             self.log(
                 f"event=gpu_shared index={card.index} free_mib={card.free_mib} "
@@ -154,6 +162,15 @@ class LaunchHistory:
 
     # -- other flags
 
+    def _begin_trial(self, basis: LadderBasis, plans: Sequence[LaunchPlan]) -> None:
+        """Note what may be tried, and begin with the best of an earlier session."""
+        trial = engine_trial(basis, plans, run_load(self.config))
+        if trial is None:
+            return
+        best = best_option(self.folder, trial) or trial.options[0]
+        self.trial = replace(trial, running=best.name)
+        self.flags = _as_planned(users_flags(self.config), best.words)
+
     def try_plan(self, words: Sequence[str]) -> None:
         """Take other flags for the next start; return to the present ones if they fail."""
         assert self.flags is not None
@@ -163,6 +180,9 @@ class LaunchHistory:
             # Lengthened for the chat template, or cut by a step down.
             flags = flags.changed({"context-length": str(context)})
         self._former, self.flags, self._is_up = self.flags, flags, False
+        if self.trial is not None:
+            self._former_name = self.trial.running
+            self.trial = replace(self.trial, running=" ".join(words))
         self.log(f"event=trial_start flags={self.text!r}")
 
     def _returns_to_former(self, cause: Cause) -> bool:
@@ -171,6 +191,9 @@ class LaunchHistory:
         if self._former is None or not is_theirs:
             return False
         self.flags, self._former = self._former, None
+        if self.trial is not None:
+            failed = (*self.trial.failed, *filter(None, [self.trial.running]))
+            self.trial = replace(self.trial, running=self._former_name, failed=failed)
         self.log(f"event=trial_failed cause={cause.summary!r} flags={self.text!r}")
         return True
 
@@ -252,6 +275,8 @@ class LaunchHistory:
                 answer = Stop(reason=f"{cause.summary}; engine.plan: off keeps its flags")
             case Step():
                 self.flags = answer.flags
+                if self.trial is not None:
+                    self.trial = replace(self.trial, running=None)
                 self.log(
                     f"event=step_down cause={cause.kind} change={answer.change!r} "
                     f"price={answer.price!r}"
@@ -418,6 +443,8 @@ class FirstLaunch:
 
     flags: LaunchFlags
     unplanned: str | None = None
+    plans: tuple[LaunchPlan, ...] = ()
+    """Distinct plans of the search, the best first."""
 
 
 def ladder_basis(
@@ -449,7 +476,12 @@ def ladder_basis(
 
 
 def first_launch(
-    config: RunFile, basis: LadderBasis, unplanned: str | None, calibration: Calibration | None
+    config: RunFile,
+    basis: LadderBasis,
+    unplanned: str | None,
+    calibration: Calibration | None,
+    *,
+    most: int = 1,
 ) -> FirstLaunch:
     """Choose the best launch of one engine on its cards; the run file's where none fits."""
     given = users_flags(config)
@@ -472,12 +504,13 @@ def first_launch(
             ),
             basis.lengths,
             rank=partial(_rank_of_one_engine, load=run_load(config)),
-            most=1,
+            most=most,
         )
     except PlanError as error:
         bare = plan_base(config, basis.least_context_tokens)
         return FirstLaunch(flags=bare, unplanned=str(error))
-    return FirstLaunch(flags=_as_planned(given, found[0].plan.argv))
+    plans = tuple(one.plan for one in found)
+    return FirstLaunch(flags=_as_planned(given, plans[0].argv), plans=plans)
 
 
 def _rank_of_one_engine(candidate: Candidate, load: Load) -> float:

@@ -7,13 +7,14 @@ costs readings and nothing else.
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from pipeline.engines.served import ServedEngine
 from pipeline.live.meter import Meter
 from pipeline.planner.sglang.metrics import engine_counters
 from schemas.completion import Outcome
+from schemas.plan import EngineTrial
 from schemas.progress import LiveSpan, Supply
 from schemas.prompt import Message, Request
 
@@ -28,6 +29,8 @@ class MeteredEngine:
 
     served: ServedEngine
     meter: Meter = field(default_factory=Meter)
+    trial: EngineTrial | None = None
+    """Plans to try, and the one that its last start runs; None where nothing is tried."""
     _reading: "asyncio.Task[None] | None" = None
     _last: tuple[LiveSpan, float] | None = None
 
@@ -62,7 +65,10 @@ class MeteredEngine:
     async def start(self) -> None:
         self._stop_reading()
         self.meter.stopped()
+        began_s = monotonic()
         await self.served.start()
+        if self.served.trial is not None:
+            self.trial = replace(self.served.trial, start_s=monotonic() - began_s)
         self.meter.card = self.served.card
         self.meter.started(self.served.max_running_requests)
         self._reading = asyncio.create_task(self._read_forever())

@@ -56,6 +56,7 @@ from pipeline.untrusted.parsing import UnreadableError, json_object
 from schemas.chat_template import TemplateFacts
 from schemas.completion import Interruption, Outcome
 from schemas.config.run_file import RunFile
+from schemas.plan import EngineTrial
 from schemas.progress import Supply
 from schemas.prompt import Longest, Message, Request, most_tokens
 from schemas.session import Breach
@@ -118,6 +119,11 @@ class ServedEngine:
     def card(self) -> str | None:
         """The planner's name of the card that the engine was planned for."""
         return self._launch.card if self._launch is not None else None
+
+    @property
+    def trial(self) -> EngineTrial | None:
+        """Plans that an SGLang engine may try, and the one that it runs."""
+        return self._launch.trial if self._launch is not None else None
 
     async def start(self) -> None:
         """Return when a request can be answered.

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.chat_template.turns import fitted_prompt
@@ -24,6 +24,7 @@ from pipeline.store.own_folder import keep_private
 from pipeline.store.run_folder import LOGS
 from pipeline.worker.worker import Worker
 from schemas.manifest import FailedRow, Part
+from schemas.plan import EngineTrial
 from schemas.progress import LeaseReply, Orders, WorkerReport
 from schemas.session import SessionPlan
 from schemas.shard import LeaseKey
@@ -41,6 +42,8 @@ class RemoteBook:
     coordinator: Any
     place: Place
     engine: MeteredEngine
+    _sent: list[EngineTrial] = field(default_factory=list)
+    """Last report of the engine's plans."""
 
     async def lease(self, worker_id: str) -> LeaseReply:
         return await self.coordinator.lease.remote(worker_id)  # type: ignore[no-any-return]
@@ -79,6 +82,9 @@ class RemoteBook:
             await self.coordinator.note_span.remote(worker_id, *last)
 
     async def heartbeat(self, report: WorkerReport) -> Orders:
+        if (trial := self.engine.trial) is not None and [trial] != self._sent:
+            await self.coordinator.note_trial.remote(report.worker_id, trial)
+            self._sent[:] = [trial]
         if (span := self.engine.take_span()) is not None:
             await self.coordinator.note_span.remote(report.worker_id, span)
         place = self.place

@@ -15,6 +15,7 @@ from pipeline.dataset.journal import JournalName, Journals, LeasedRow, journals_
 from pipeline.dataset.partials import BegunRows, Partials
 from pipeline.dataset.parts import discard, publish
 from pipeline.dataset.run_record import list_in_manifest
+from pipeline.engines.options import earlier_results
 from pipeline.live.log import LiveLog, LogKeeper
 from pipeline.run.canary import CanaryGate, canary_event
 from pipeline.run.fleet import Fleet
@@ -24,13 +25,16 @@ from pipeline.run.row_names import RowNames
 from pipeline.store import lock
 from pipeline.store.bucket import WORKING_PATIENCE_S, open_folder
 from pipeline.store.journal import append_death, read_deaths
-from pipeline.store.run_folder import LIVE_FILE
+from pipeline.store.run_folder import LIVE_FILE, TRIALS_FILE
+from pipeline.trial.tuning import Tuning
 from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import CanaryVerdict, EngineRun, FailedRow, Part
+from schemas.plan import EngineTrial, results_text
 from schemas.progress import LeaseReply, LiveSpan, Orders, Progress, WorkerReport
 from schemas.session import CanaryPlan, SessionPlan
 from schemas.shard import LeaseKey
+from schemas.units import SECONDS_PER_DAY
 
 _LIVE_INTERVAL_S = 2.0
 
@@ -101,6 +105,11 @@ class Coordinator:
             log=self.log,
         )
         self._continue_first()
+        self._tuning = Tuning(
+            longest_reading_s=config.engine.longest_reading_s,
+            log=self.log,
+            results=earlier_results(self._folder),
+        )
 
     # -- for workers
 
@@ -152,6 +161,11 @@ class Coordinator:
 
     def note_span(self, worker_id: str, span: LiveSpan, ended_ago_s: float = 0.0) -> None:
         self._readings.log.add(worker_id, span, now_s=time() - ended_ago_s)
+        self._tuning.note_span(worker_id, span)
+
+    def note_trial(self, worker_id: str, trial: EngineTrial) -> None:
+        """Note the plans that a worker's engine may try, and the one that it runs."""
+        self._tuning.note_engine(worker_id, trial, now_s=monotonic())
 
     @_waits_for_folder
     def engine_died(self, rows: list[tuple[LeaseKey, int]]) -> None:
@@ -185,6 +199,7 @@ class Coordinator:
         return Orders(
             give_back_rows=self._fleet.take_rows_to_give_back(worker_id),
             has_others=self._fleet.has_others(worker_id),
+            relaunch=self._tuning.take_order(worker_id) if report.state == "running" else None,
         )
 
     def log(self, line: str) -> None:
@@ -207,6 +222,7 @@ class Coordinator:
             self._list_failed(self._ledger.worker_lost(worker_id), cause)
         self._continue_first(worker_id)
         self._fleet.note_ended(worker_id)
+        self._tuning.forget_engine(worker_id)
 
     @_waits_for_folder
     def poll(self, days_left: Band | None = None) -> tuple[Progress, list[str]]:
@@ -214,6 +230,7 @@ class Coordinator:
         self._days_left = days_left
         if days_left is not None:
             self._readings.log.note_time_left(days_left, now_s=time())
+            self._tune(days_left.p50 * SECONDS_PER_DAY)
         for flag, share in self._fleet.take_flags_of_all(now_s=monotonic()).items():
             self.log(f"event=every_engine_over_limit flag={flag} share={share:.0%}")
         for worker_id in self._ledger.silent_workers(now_s=monotonic()):
@@ -253,6 +270,11 @@ class Coordinator:
         """Lease rows first that were interrupted by a planned stop, or by that of a worker."""
         if rows := self._begun.load(worker_id):
             self._ledger.put_first(rows)
+
+    def _tune(self, time_left_s: float) -> None:
+        results = self._tuning.decide(time_left_s, now_s=monotonic())
+        if results is not None:
+            self._folder.write_whole(TRIALS_FILE, results_text(results).encode())
 
     def _accept(self, part: Part, rows: list[LeasedRow]) -> set[LeasedRow]:
         lock.check_held(self._folder, self._plan.token)

@@ -24,6 +24,8 @@ LIVE_FILE = "live.json"
 READINGS_FILE = "live-readings.jsonl"
 EVENTS_FILE = "events.jsonl"
 DEATHS_FILE = "engine-deaths.jsonl"
+# Rates of the launch plans that engines have tried, by card.
+TRIALS_FILE = "trials.json"
 REPORT_FILE = "report.html"
 
 FOLDERS = frozenset({DATA, STAGING, QUARANTINE, PROMPTS, LOGS, PARTIALS, CALIBRATIONS})
@@ -37,6 +39,7 @@ FILES = frozenset(
         READINGS_FILE,
         EVENTS_FILE,
         DEATHS_FILE,
+        TRIALS_FILE,
         REPORT_FILE,
     }
 )

@@ -16,6 +16,15 @@ _SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|api_?key|access_?key
 _OUR_FLAGS = frozenset({"--host", "--port", "--api-key"})
 
 
+class TrialConfig(Section):
+    """Bounds of a trial of launch plans."""
+
+    plans: Annotated[int, Field(ge=2, le=16)] = 4
+    """Distinct plans, the one that the forecast ranks first included."""
+    minutes: Annotated[float, Field(gt=0)] = 20.0
+    """Longest time to read the rate of one plan."""
+
+
 class EngineConfig(Section):
     """Engines that answer the requests."""
 
@@ -84,12 +93,27 @@ class EngineConfig(Section):
     plan: EnginePlan = "auto"
     """auto: plan what `flags` leave open for the worker's card, and step down after a failed
     start; off: use `flags` as they are."""
+    trial: TrialConfig | None = None
+    """sglang with `plan: auto`: try the best plans of the search while the run goes on, one engine
+    at a time, and have engines of the same card take over the fastest where that pays. A run that
+    is too short to repay a trial has none. `{plans: 4, minutes: 20}`: plans to compare, and the
+    longest time to read one; `auto`: these. Null or `off`: keep the forecast's first plan."""
     env: dict[str, str] = {}
     """Environment variables to set for the engine's process. Secrets are refused; export them."""
     pass_env: list[str] | None = None
     """Variables of the worker to pass to the engine, `NCCL_*` for a prefix, `*` for all. Null: all
     but PYTHONPATH and secrets; HF_TOKEN until the model is on disk. Variables that every process
     needs are always passed."""
+
+    @field_validator("trial", mode="before")
+    @classmethod
+    def _trial_by_name(cls, value: object) -> object:
+        """Accept `auto`, and `off`, which YAML reads as false."""
+        if value == "auto":
+            return {}
+        if value in ("off", False, None):
+            return None
+        return value
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -154,6 +178,20 @@ class EngineConfig(Section):
     def num_workers(self) -> int | None:
         """Workers to start; None for as many as fit on the cluster."""
         return len(self.base_urls) if self.kind == "endpoint" else self.count
+
+    @property
+    def trial_plans(self) -> int:
+        """Plans to choose from; 1 without a trial."""
+        return self._bounds.plans if self._bounds is not None else 1
+
+    @property
+    def longest_reading_s(self) -> float | None:
+        """Longest time to read the rate of a plan; None without a trial."""
+        return self._bounds.minutes * 60 if self._bounds is not None else None
+
+    @property
+    def _bounds(self) -> TrialConfig | None:
+        return self.trial if self.kind == "sglang" and self.plan == "auto" else None
 
     @property
     def gpus_per_worker(self) -> int:

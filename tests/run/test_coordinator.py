@@ -17,7 +17,7 @@ from pipeline.live.log import read_live_log
 from pipeline.run.coordinator import Coordinator
 from pipeline.store import lock
 from pipeline.store.folder import LocalFolder
-from pipeline.store.run_folder import LIVE_FILE
+from pipeline.store.run_folder import LIVE_FILE, TRIALS_FILE
 from schemas.begun import BegunRow
 from schemas.chat_template import TemplateFacts
 from schemas.completion import QualityFlag
@@ -25,6 +25,7 @@ from schemas.config.run_file import RunFile
 from schemas.estimate import Band
 from schemas.manifest import Part, RunIdentity, RunRecord
 from schemas.partial import PartialTurn, TokenIds
+from schemas.plan import EngineTrial, PlanOption, results_from_text
 from schemas.progress import LiveSpan, Progress
 from schemas.session import CanaryPlan, SessionPlan, Tally
 from schemas.shard import Lease
@@ -40,13 +41,18 @@ def coordinator(tmp_path: Path) -> Build:
     """Builds the coordinator of a fresh run: `coordinator(100, engines=4, min_engines=2)`."""
 
     def build(
-        num_rows: int, *, engines: int, min_engines: int = 1, canary_rows: int = 0
+        num_rows: int,
+        *,
+        engines: int,
+        min_engines: int = 1,
+        canary_rows: int = 0,
+        **engine: object,
     ) -> Coordinator:
         config = RunFile.model_validate(
             {
                 "prompts": {"path": "p.jsonl"},
                 "model": "m",
-                "engine": {"count": engines},
+                "engine": {"count": engines, **engine},
                 "cluster": {"min_engines": min_engines},
                 "output": {"folder": str(tmp_path)},
             }
@@ -468,6 +474,44 @@ def test_rows_of_an_engine_that_restarts_on_purpose_are_continued_first_and_by_w
     # The files of its next restart have names of their own.
     partials.keep("s", "w0", [begun_row(7)])
     assert partials.names() == ["begun-s-w0-000.jsonl", "begun-s-w0-001.jsonl"]
+
+
+def test_engine_of_a_worker_tries_a_plan_once_its_rate_is_read_and_results_are_kept(
+    coordinator: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.trial.tuning._DECIDE_EVERY_S", 0.0)
+    book = coordinator(1000, engines=1, kind="sglang", command=["c"], trial="auto")
+    options = tuple(
+        PlanOption(words=(name,), tokens_per_s=rate, log_sd=0.2)
+        for name, rate in (("--a", 1000.0), ("--b", 990.0))
+    )
+    trial = EngineTrial(
+        card="B200", options=options, shared_log_sd=0.2, output_tokens_mean=100.0, running="--a",
+        start_s=10.0,
+    )  # fmt: skip
+    days = Band(p10=5.0, p50=5.0, p90=5.0)
+    running = worker_report("w0", state="running")
+    book.note_trial("w0", trial)
+    book.poll(days)
+    # Nothing is read yet.
+    assert book.heartbeat(running).relaunch is None
+    for age in range(10):
+        span = LiveSpan(
+            duration_s=60.0, engine_age_s=60.0 * age, cap_requests=16, running_requests=10.0,
+            tokens_per_s=1000.0, prompt_tokens_per_s=0.0, accept_length=None, counted_by="engine",
+            finished=(), running=(),
+        )  # fmt: skip
+        book.note_span("w0", span)
+    _, lines = book.poll(days)
+    assert any(line.startswith("event=trial_try card='B200' worker=w0 ") for line in lines)
+    # While it starts it could not tell one order from another.
+    assert book.heartbeat(worker_report("w0", state="restarting")).relaunch is None
+    assert book.heartbeat(running).relaunch == ("--b",)
+    assert book.heartbeat(running).relaunch is None
+    (kept,) = results_from_text((tmp_path / TRIALS_FILE).read_text())
+    assert (kept.card, kept.best) == ("B200", "--a")
+    book.worker_ended("w0", None)
+    assert book.heartbeat(running).relaunch is None
 
 
 def test_partials_go_when_the_run_is_done(coordinator: Build, tmp_path: Path) -> None:
