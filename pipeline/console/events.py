@@ -122,6 +122,23 @@ EVENTS: dict[str, EventKind] = {
     "not_continued": EventKind(
         "engine", WARNING, "After a planned stop rows of {model} begin anew: {why}"
     ),
+    # -- the trial of plans
+    "trial": EventKind("engine", INFO, "{card}: a trial of {plans} plans begins"),
+    "trial_change": EventKind(
+        "engine",
+        INFO,
+        "{worker} is to {to} another plan: {plan} (gain {gain_s:,} s, restart {restart_s:,} s)",
+    ),
+    "trial_read": EventKind(
+        "engine",
+        INFO,
+        "{card}: {tokens_per_s:,} tokens/s (± {error}), forecast {forecast:,}: {plan}",
+    ),
+    "trial_dropped": EventKind("engine", WARNING, "{card}: no longer tried, because {why}: {plan}"),
+    "trial_start": EventKind("engine", INFO, "{worker} starts another plan: {flags}"),
+    "trial_failed": EventKind(
+        "engine", WARNING, "{worker} returns to its former flags ({cause}): {flags}"
+    ),
     "starved": EventKind("engine", WARNING, "{worker} is starved: {why}"),
     # -- beside the run
     "no_estimate": EventKind("estimate", WARNING, "No estimate of the time left: {why}"),

@@ -150,8 +150,9 @@ class CardTrial:
         self.tried.add(plan)
         if switch.reason == "try" or switch.plan == job.first:
             self.spent_s += job.restart_s / job.num_engines
+        to = switch.reason.replace("_", " ")
         self.log(
-            f"event=trial_{switch.reason} card={self.card!r} worker={worker_id} "
+            f"event=trial_change to={to!r} card={self.card!r} worker={worker_id} "
             f"gain_s={switch.gain_s:.0f} restart_s={job.restart_s:.0f} plan={plan!r}"
         )
         for result in self.result().plans:

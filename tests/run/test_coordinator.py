@@ -503,7 +503,9 @@ def test_engine_of_a_worker_tries_a_plan_once_its_rate_is_read_and_results_are_k
         )  # fmt: skip
         book.note_span("w0", span)
     _, lines = book.poll(days)
-    assert any(line.startswith("event=trial_try card='B200' worker=w0 ") for line in lines)
+    assert any(
+        line.startswith("event=trial_change to='try' card='B200' worker=w0 ") for line in lines
+    )
     # While it starts it could not tell one order from another.
     assert book.heartbeat(worker_report("w0", state="restarting")).relaunch is None
     assert book.heartbeat(running).relaunch == ("--b",)

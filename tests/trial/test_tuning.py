@@ -128,7 +128,13 @@ def test_plan_that_fails_on_one_engine_is_tried_on_none() -> None:
     cluster.run(LONG_S)
     assert set(cluster.plans.values()) == {"--c"}
     assert sum("why='it failed' plan='--b'" in line for line in cluster.lines) == 1
-    assert sum(line.startswith("event=trial_try ") and "--b" in line for line in cluster.lines) == 1
+    assert (
+        sum(
+            line.startswith("event=trial_change to='try' ") and "--b" in line
+            for line in cluster.lines
+        )
+        == 1
+    )
 
 
 def test_engines_of_different_cards_try_for_themselves() -> None:
@@ -139,7 +145,9 @@ def test_engines_of_different_cards_try_for_themselves() -> None:
     assert set(cluster.tuning.cards) == {"B200", "H100"}
     for card in ("B200", "H100"):
         tries = [
-            line for line in cluster.lines if line.startswith(f"event=trial_try card={card!r}")
+            line
+            for line in cluster.lines
+            if line.startswith(f"event=trial_change to='try' card={card!r}")
         ]
         assert len(tries) == 1
 
