@@ -88,6 +88,14 @@ def judgement(launch: ResolvedLaunch, expected: Stopped | Sized) -> Judgement:
     return headroom
 
 
+def fits(launch: ResolvedLaunch, expected: Sized) -> bool:
+    """Tell if a launch is judged to fit; the search asks for no more of each."""
+    if _headroom_judgement(launch, expected).verdict != "fits" or _doubts(launch, expected):
+        return False
+    error = uncertainty_bytes(launch, expected.load)
+    return not isinstance(pools_of(launch, expected.load.with_more_free(-error)), Stopped)
+
+
 def _judged(verdict: Verdict, stage: Stage | None, message: str, *doubts: str) -> Judgement:
     return Judgement(verdict=verdict, stage=stage, message=message, doubts=doubts)
 

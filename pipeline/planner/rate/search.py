@@ -24,7 +24,7 @@ from pipeline.planner.memory.changes import (
 from pipeline.planner.memory.launch import ResolvedLaunch, resolve_launch
 from pipeline.planner.memory.plan import ExpectedLengths, plan_launch
 from pipeline.planner.memory.sizing import Sized, Stopped, assess, assess_loaded, load_figures
-from pipeline.planner.memory.verdict import judgement
+from pipeline.planner.memory.verdict import fits
 from pipeline.planner.rate.running import cap_of
 from pipeline.planner.sglang.calibration import fits_layout
 from pipeline.planner.sglang.flags import LaunchFlags
@@ -449,7 +449,7 @@ def _highest_fraction(shape: _Shape, flags: LaunchFlags) -> Candidate | None:
         if isinstance(sized, Stopped):
             # A lower fraction leaves the pools less.
             return None
-        if judgement(launch, sized).verdict == "fits":
+        if fits(launch, sized):
             return candidate_of(shape.option, launch, sized, shape.lengths)
     return None
 

@@ -7,7 +7,12 @@ import pytest
 from pipeline.planner.memory.budget import memory_budget
 from pipeline.planner.memory.launch import ResolvedLaunch
 from pipeline.planner.memory.sizing import Sized, Stopped, assess, load_figures
-from pipeline.planner.memory.verdict import judgement, needs_error_bytes, uncertainty_bytes
+from pipeline.planner.memory.verdict import (
+    fits,
+    judgement,
+    needs_error_bytes,
+    uncertainty_bytes,
+)
 from schemas.plan import Calibration
 from schemas.units import GIB, MIB
 from tests.fakes.launches import MTP, launch_of
@@ -86,3 +91,23 @@ def test_one_request_on_all_given_slots_is_in_doubt() -> None:
     assert spare_slot_doubts(f"{buffered} 6") == 0
     assert spare_slot_doubts(f"{buffered} 15") == 0
     assert spare_slot_doubts("--disable-radix-cache --max-mamba-cache-size 2") == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", f"{MTP} --disable-radix-cache", "--max-mamba-cache-size 8"],
+    ids=["plain", "mtp", "slots"],
+)
+@pytest.mark.parametrize(("model", "gpu"), [(QWEN, "h100"), (HYBRID, "rtx-pro-6000")])
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.9", "0.5.23"])
+def test_search_asks_for_the_same_verdict(line: str, model: str, gpu: str, version: str) -> None:
+    verdicts = set()
+    for hundredths in range(60, 99, 2):
+        flags = f"{line} --mem-fraction-static 0.{hundredths} --max-running-requests 4"
+        launch = launch_of(model, flags, gpu=gpu, version=version)
+        sized = assess(launch)
+        if isinstance(sized, Sized):
+            verdict = judgement(launch, sized).verdict
+            assert fits(launch, sized) == (verdict == "fits")
+            verdicts.add(verdict)
+    assert verdicts
