@@ -20,7 +20,7 @@ from pipeline.models.tokenizer import TokenCounter
 from pipeline.run.ledger import DONE
 from pipeline.run.session import run_identity
 from pipeline.run.start_check import DiskSpace, disk_space
-from pipeline.run_file import given_context_tokens
+from pipeline.run_file import given_context_tokens, users_flags
 from pipeline.store.folder import Folder
 from schemas.chat_template import TemplateFacts
 from schemas.config.run_file import RunFile
@@ -126,6 +126,12 @@ def _warnings(
 ) -> Iterator[str]:
     """Yield what the user should know before the run; the share of bad rows comes last."""
     yield from thinking_warnings(config, facts)
+    if config.engine.kind == "sglang":
+        for flag in users_flags(config).set_aside:
+            yield (
+                f"engine.flags: {flag} is in no release of SGLang that is known here; SGLang "
+                f"refuses flags that it does not have"
+            )
     for prompt in shown:
         if prompt.fault is not None:
             yield (

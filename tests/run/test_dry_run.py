@@ -1,6 +1,7 @@
 """The dry run: what it counts, and that it writes nothing."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,14 @@ def test_thinking_that_the_model_cannot_follow_is_reported_before_the_run(
     warnings = dry_run(config, LocalFolder(tmp_path / "out")).warnings
     assert len(warnings) == (words is not None)
     assert words is None or words in warnings[0]
+
+
+def test_flag_that_no_release_has_is_a_warning(tmp_path: Path) -> None:
+    flags = ["--no-such-flag", "3", "--stream-interval", "8"]
+    engine = {"kind": "sglang", "python": sys.executable, "flags": flags}
+    config = run_file(tmp_path, ROWS[:1], model="Qwen/Qwen3-8B", engine=engine)
+    (warning,) = dry_run(config, LocalFolder(tmp_path / "out")).warnings
+    assert warning.startswith("engine.flags: --no-such-flag 3 is in no release of SGLang")
 
 
 def test_columns_that_are_not_read_are_named_with_the_keys_that_use_them(tmp_path: Path) -> None:
