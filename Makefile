@@ -30,7 +30,7 @@ demo: $(STAMP) ## regenerate the demo prompts with two small engines on this mac
 test: $(STAMP) $(BROWSER) ## run the tests
 	$(PYTEST)
 
-test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (2 minutes)
+test-slow: $(STAMP) ## whole runs that other tests cover in parts without Ray (9 minutes)
 	$(BIN)/python -m pytest -m slow
 
 test-faults: $(STAMP) ## whole runs against servers that refuse, hang, drip, go away or are busy (10 minutes)

@@ -301,7 +301,7 @@ def test_plan_that_does_not_start_costs_no_row_and_the_former_one_comes_back(
     assert (written(rows), places(rows)) == (whole, {("w0",)})
     assert {row["plan"] for row in rows.values()} == {f"--max-running-requests {NUM_ROWS}"}
     (failed,) = at.logged("trial_failed")
-    assert "out of memory" in failed.lower()
+    assert "the draft's weights do not fit" in failed
     assert not at.logged("given_up")
 
 
@@ -328,4 +328,6 @@ def test_worker_that_is_killed_while_its_engine_restarts_loses_and_doubles_no_ro
     asyncio.run(life())
     at.book.ledger.worker_lost("w0")
     rows = at.finish(at.worker("w1", **FAST))
-    assert (written(rows), places(rows)) == (whole, {("w1",)})
+    assert written(rows) == whole
+    # Killed before its rows were kept, it has them begun anew.
+    assert places(rows) in ({("w1",)}, {()})
