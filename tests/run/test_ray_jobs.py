@@ -48,7 +48,8 @@ def test_submitted_job_runs_on_the_cluster_and_is_resumed_after_a_stop(
     wait_until(lambda: (run.folder / "data").exists() and len(run.ids()) > 50)
     stop(jobs, "first")
     wait_until(lambda: not engine_pids(run.folder))
-    assert "event=stopped by=SIGTERM" in jobs.get_job_logs("first")
+    # The driver says so after its engines have ended.
+    wait_until(lambda: "event=stopped by=SIGTERM" in jobs.get_job_logs("first"))
     assert run.status()["state"] == "stopped"
     rows_after_stop = len(run.ids())
     assert 50 < rows_after_stop < 800
